@@ -1,64 +1,79 @@
-"""Draw docs/results/bench/budget.png, a conversation that changes its type twice.
+"""Draw docs/results/bench/budget.svg, a conversation that changes its type twice within a budget.
 
-Usage: python ci/budget_picture.py BIN_DIR MODEL
+Usage: python ci/budget_picture.py [BIN_DIR MODEL]
 
-BIN_DIR has a kv-bench of ours; MODEL has the cache of Qwen3.5-27B, as `kvtool verify` makes it. Needs kvtool[bench].
+BIN_DIR has a kv-bench of ours; MODEL has the cache of Qwen3.5-27B, as `kvtool verify` makes it. With them, the script
+measures again and writes budget.json, which takes some minutes. Without them, it draws the recorded budget.json.
+Needs kvtool[bench].
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from kvtool.bench import plots
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
-OUT = Path(__file__).resolve().parents[1] / "docs" / "results" / "bench" / "budget.png"
+OUT = Path(__file__).resolve().parents[1] / "docs" / "results" / "bench"
+DATA = OUT / "budget.json"
 MIB = 2**20
 BUDGET, STEP, CELLS = 512, 512, 32768
-TYPES = ("f16", "q8_0", "q4_0")
+TYPES = {"f16": plots.BLUE, "q8_0": plots.ORANGE, "q4_0": plots.GREEN}
 
 
-def measured(kv_bench: Path, model: Path) -> list[dict[str, Any]]:
+def measure(kv_bench: Path, model: Path) -> list[dict[str, Any]]:
+    """Return depth, type and committed bytes of a conversation that grows until the budget is used up."""
     depths = ",".join(str(n) for n in range(STEP, CELLS + 1, STEP))
     argv = [kv_bench, "-m", model, "-c", str(CELLS), "--kv-dynamic", "on", "-t", "1", "-d", depths]
     argv += ["--budget", str(BUDGET), "--auto-quant", ",".join(TYPES)]
     done = subprocess.run([str(arg) for arg in argv], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     points: list[dict[str, Any]] = json.loads(done.stdout)["points"]
-    return [point for point in points if point["name"] in ("created", "depth", "full")]
+    return [
+        {"depth": point["depth"], "type": point["type"], "committed": point["usage"]["committed"]}
+        for point in points
+        if point["name"] in ("created", "depth", "full")
+    ]
 
 
-def draw(points: list[dict[str, Any]]) -> None:
-    fig, ax = plt.subplots(figsize=(8, 4))
-    depth = [point["depth"] for point in points]
-    used = [point["usage"]["committed"] / MIB for point in points]
-    ax.plot(depth, used, color="black", linewidth=1)
-    for kind in TYPES:
-        of_kind = [(d, u) for d, u, point in zip(depth, used, points, strict=True) if point["type"] == kind]
-        ax.plot([d for d, _ in of_kind], [u for _, u in of_kind], ".", label=kind)
-    ax.axhline(BUDGET, linestyle="--", color="grey", label=f"budget, {BUDGET} MiB")
-    ax.set_xlabel("tokens in the conversation")
-    ax.set_ylabel("committed, MiB")
-    ax.set_ylim(0)
-    ax.legend(loc="lower right")
-    fig.tight_layout()
-    fig.savefig(OUT, dpi=100)
+def draw(points: list[dict[str, Any]]) -> bytes:
+    """Return the picture of the points as SVG."""
+    with plots.picture("budget") as (files, (axis,)):
+        axis.plot([0, CELLS], [BUDGET] * 2, color=plots.GREY, linestyle="--", label=f"budget\n{BUDGET} MiB")
+        for before, after in itertools.pairwise(points):
+            ends = (
+                [point["depth"] for point in (before, after)],
+                [point["committed"] / MIB for point in (before, after)],
+            )
+            changed = before["type"] != after["type"]
+            axis.plot(*ends, color=plots.GREY if changed else TYPES[after["type"]], linewidth=1 if changed else 2)
+        for kind, colour in TYPES.items():
+            last = [point for point in points if point["type"] == kind][-1]
+            text = f"{kind}, up to\n{last['depth']:,} tokens"
+            at = {"textcoords": "offset points", "ha": "right", "va": "top", "color": colour}
+            axis.annotate(text, (last["depth"], 0), (-4, 40), **at)
+            axis.plot([last["depth"]] * 2, [0, last["committed"] / MIB], color=colour, linewidth=1, linestyle=":")
+        axis.set(title=f"One conversation within {BUDGET} MiB", xlabel="tokens in the conversation")
+        axis.set(ylabel="memory of the cells, MiB", xlim=(0, CELLS), ylim=(0, BUDGET * 1.1))
+        plots.mark_tokens(axis, CELLS)
+    return files["budget.svg"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("bin_dir", type=Path)
-    parser.add_argument("model", type=Path)
+    """Measure if programs are named, and draw."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bin_dir", type=Path, nargs="?")
+    parser.add_argument("model", type=Path, nargs="?")
     args = parser.parse_args()
-    points = measured(args.bin_dir / "kv-bench", args.model)
-    draw(points)
-    for point in points:
-        print(point["depth"], point["type"], point["name"], point["usage"]["committed"] // MIB)
+    if args.bin_dir and args.model:
+        points = measure(args.bin_dir / "kv-bench", args.model)
+        lines = ",\n".join(f" {json.dumps(point)}" for point in points)
+        DATA.write_text(f"[\n{lines}\n]\n", "utf-8", newline="\n")
+    (OUT / "budget.svg").write_bytes(draw(json.loads(DATA.read_text("utf-8"))))
 
 
 if __name__ == "__main__":

@@ -1,21 +1,39 @@
-"""Draw plots of the measurements. No other module imports matplotlib."""
+"""Draw plots of the measurements. No other module imports matplotlib.
+
+A plot is one SVG file with two colour schemes: the browser chooses by `prefers-color-scheme`. Programs that ignore
+style sheets show the light one. Lines with a label have it at their last point, so no plot needs a legend.
+"""
 
 import contextlib
 import importlib.util
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvtool import process
 from kvtool.bench.report import COPY, IN_PLACE, STATIC
 from kvtool.errors import MissingToolError
 
-COLOURS = {STATIC: "#777777", COPY: "#d9822b", IN_PLACE: "#1f77b4"}
-BARS = ("#777777", "#1f77b4", "#2ca02c")
+BACKGROUND, INK, GRID = "#ffffff", "#24292f", "#d8dee4"
+GREY, BLUE, ORANGE, GREEN = "#6e7781", "#0969da", "#bc4c00", "#1a7f37"
+# each colour of the light scheme, and its counterpart in the dark one
+_DARK = {
+    **{BACKGROUND: "#0d1117", INK: "#e6edf3", GRID: "#30363d"},
+    **{GREY: "#9198a1", BLUE: "#58a6ff", ORANGE: "#f0883e", GREEN: "#3fb950"},
+}
+COLOURS = {STATIC: GREY, COPY: ORANGE, IN_PLACE: BLUE}
+BARS = (GREY, BLUE, GREEN)
+_FONT = 12  # points
+_BEHIND_TEXT = {"facecolor": BACKGROUND, "edgecolor": "none", "pad": 1}  # hides lines that cross a label
 _STYLE: Any = {
-    **{"axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": 8, "figure.constrained_layout.use": True},
+    **{"figure.constrained_layout.use": True, "font.size": _FONT, "legend.frameon": False, "lines.linewidth": 2},
+    **{"axes.grid": True, "axes.axisbelow": True, "grid.color": GRID, "axes.edgecolor": GRID, "axes.linewidth": 1},
+    **{"axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": BACKGROUND},
+    **{"axes.facecolor": BACKGROUND, "text.color": INK, "axes.labelcolor": INK},
+    **{"xtick.color": INK, "ytick.color": INK, "axes.titlelocation": "left", "axes.titlesize": _FONT + 1},
+    **{"axes.titleweight": "bold", "axes.titlepad": 12, "figure.titlesize": _FONT + 2, "figure.titleweight": "bold"},
     # Make equal numbers produce equal files: no random ids, and text stays text.
-    **{"svg.hashsalt": "kvtool", "svg.fonttype": "none", "savefig.dpi": 110},
+    **{"svg.hashsalt": "kvtool", "svg.fonttype": "none"},
 }
 
 
@@ -30,18 +48,88 @@ def require() -> None:
 
 
 @contextlib.contextmanager
-def picture(name: str, panels: int) -> Iterator[tuple[dict[str, bytes], Any]]:
-    """Yield `(files, axes)` with `panels` axes to draw on. On exit, `files` holds the SVG and the PNG."""
+def picture(
+    name: str, panels: int = 1, *, rows: int = 1, size: tuple[float, float] | None = None
+) -> Iterator[tuple[dict[str, bytes], Any]]:
+    """Yield `(files, axes)` with `panels` axes to draw on. On exit, `files` holds the SVG.
+
+    rows: the number of rows that the panels are divided into
+    size: width and height in inches; a page shows 8 inches as 768 pixels
+    """
     import matplotlib
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
     files: dict[str, bytes] = {}
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(1.6 + 3.0 * panels, 4.0))
-        axes = figure.subplots(1, panels, squeeze=False)[0]
+        figure = Figure(figsize=size or (max(8.0, 4.0 * panels / rows), 4.5 * rows))
+        axes = figure.subplots(rows, panels // rows, squeeze=False).flatten()
         yield files, axes
-        for axis in (axis for axis in axes if axis.get_legend_handles_labels()[1]):
-            axis.legend()
-        for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):  # no date either
-            figure.savefig(data := io.BytesIO(), format=kind, metadata=metadata)
-            files[f"{name}.{kind}"] = data.getvalue()
+        for axis in axes:
+            label_lines(axis)
+        figure.savefig(data := io.BytesIO(), format="svg", metadata={"Date": None})  # no date either
+        files[f"{name}.svg"] = with_dark_scheme(data.getvalue())
+
+
+def label_lines(axis: Any) -> None:
+    """Write the label of each line beside its last point, in the colour of the line, without overlaps."""
+    lines = [line for line in axis.get_lines() if not line.get_label().startswith("_")]
+    if not lines:
+        return
+    texts = []
+    for line in lines:
+        x, y = line.get_xdata()[-1], line.get_ydata()[-1]
+        where = {"textcoords": "offset points", "va": "center", "annotation_clip": False, "bbox": _BEHIND_TEXT}
+        texts.append(axis.annotate(line.get_label(), (x, y), (8, 0), color=line.get_color(), **where))
+    axis.figure.draw_without_rendering()  # the layout, and with it the place of each point
+    pixels_per_point = axis.figure.dpi / 72
+    heights = [axis.transData.transform(text.xy)[1] / pixels_per_point for text in texts]
+    for text, height, moved in zip(texts, heights, spread(heights, 1.3 * _FONT), strict=True):
+        text.set_position((8, moved - height))
+
+
+def mark_tokens(axis: Any, n_ctx: int) -> None:
+    """Let the horizontal axis end at a full context, with a mark at each quarter."""
+    axis.set(xlim=(0, n_ctx), xticks=[n_ctx * quarter // 4 for quarter in range(5)])
+    axis.xaxis.set_major_formatter(thousands)
+
+
+def thousands(value: float, _position: int) -> str:
+    """Format a mark of an axis with separators, for example 32,768."""
+    return f"{value:,.0f}"
+
+
+def spread(heights: Sequence[float], distance: float) -> list[float]:
+    """Return heights that are at least `distance` apart, in the same order and close to the given ones."""
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    groups: list[list[int]] = []  # neighbours that touch each other, centred at the mean of their heights
+
+    def bottom(group: list[int]) -> float:
+        return sum(heights[i] for i in group) / len(group) - distance * (len(group) - 1) / 2
+
+    for index in order:
+        groups.append([index])
+        while len(groups) > 1 and bottom(groups[-1]) < bottom(groups[-2]) + distance * len(groups[-2]):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    moved = [0.0] * len(heights)
+    for group in groups:
+        for place, index in enumerate(group):
+            moved[index] = bottom(group) + distance * place
+    return moved
+
+
+def label_bars(axis: Any, texts: Sequence[str]) -> None:
+    """Write a text at the end of each horizontal bar, first drawn first."""
+    bars = (bar for container in axis.containers for bar in container)
+    for bar, text in zip(bars, texts, strict=True):
+        end = bar.get_x() + bar.get_width(), bar.get_y() + bar.get_height() / 2
+        axis.annotate(text, end, (4, 0), textcoords="offset points", va="center", annotation_clip=False)
+
+
+def with_dark_scheme(svg: bytes) -> bytes:
+    """Add a style sheet with the dark colours to an SVG in the light ones."""
+    rules = "".join(
+        f'[style*="{kind}: {light}"]{{{kind}:{dark} !important}}'
+        for light, dark in _DARK.items()
+        for kind in ("fill", "stroke")
+    )
+    return svg.replace(b"</style>", f"@media (prefers-color-scheme: dark){{{rules}}}</style>".encode(), 1)

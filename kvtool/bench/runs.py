@@ -38,6 +38,7 @@ from kvtool.verify import trial
 
 HOW = (__doc__ or "").partition("\n\n")[2]
 MODES = (IN_PLACE, COPY, STATIC)
+_MEANING = {IN_PLACE: "in place", COPY: "by copy"}
 GIB = 2**30
 _STORAGE = {COPY: "copy", IN_PLACE: "inplace"}
 _TIMEOUT = 1800.0
@@ -113,18 +114,25 @@ class Benched(Report):
         """Draw the cache against tokens, and all growths so far next to the time for the same bytes without a cache."""
         depths = [r for r in self.rows if r.moment == "depth"]
         grown = [r for r in depths if r.growth_limit]
-        with plots.picture("memory", 1) as (memory, (axis,)):
-            for mode in MODES:
-                _line(axis, depths, mode, "committed", mode, GIB, marker="o")
-            _line(axis, depths, IN_PLACE, "used", "used", GIB, color="k", linestyle=":")
-            if not any(r.mode == STATIC for r in depths):
-                axis.axhline(depths[0].reserved / GIB, color=plots.COLOURS[STATIC], label="static (reserved)")
-            axis.set(xlabel="tokens", ylabel="KV cache, GiB", ylim=(0, None), xlim=(0, None))
-        with plots.picture("growth", 1) as (growth, (axis,)):
+        reserved = depths[0].reserved / GIB
+        common = {"xlabel": "tokens in the conversation", "ylim": (0, None)}
+        with plots.picture("memory") as (memory, (axis,)):
+            # the size of a static cache is known at each depth
+            axis.plot([0, self.n_ctx], [reserved] * 2, color=plots.COLOURS[STATIC], label="static")
+            for mode in (COPY, IN_PLACE):
+                _line(axis, depths, mode, "committed", f"dynamic, {_MEANING[mode]}", GIB, marker="o")
+            last = [r for r in depths if r.mode == IN_PLACE][-1]
+            if last.depth < self.n_ctx:
+                ends = [last.depth, self.n_ctx], [last.used / GIB, last.used * self.n_ctx / last.depth / GIB]
+                axis.plot(*ends, color=plots.COLOURS[IN_PLACE], linestyle=":", label="dynamic, calculated")
+            axis.set(title=f"Memory of the KV cache, {self.model.partition(' for ')[0]}", ylabel="GiB", **common)
+            plots.mark_tokens(axis, self.n_ctx)
+        with plots.picture("growth") as (growth, (axis,)):
             for mode, limit in ((IN_PLACE, "commit of the same pages"), (COPY, "memcpy of the same bytes")):
-                _line(axis, grown, mode, "growth_seconds", f"growth {mode}", marker="o")
+                _line(axis, grown, mode, "growth_seconds", f"growth {_MEANING[mode]}", marker="o")
                 _line(axis, grown, mode, "growth_limit", limit, linestyle=":")
-            axis.set(xlabel="tokens", ylabel="seconds, all growths up to there", ylim=(0, None), xlim=(0, None))
+            axis.set(title="Time of all growths up to a depth", ylabel="seconds", **common)
+            plots.mark_tokens(axis, max(r.depth for r in depths))
         return {**memory, **growth}
 
 
@@ -132,7 +140,8 @@ def _line(axis: Any, rows: Sequence[Row], mode: str, name: str, label: str, unit
     """Draw one figure of one cache against tokens."""
     same = [r for r in rows if r.mode == mode]
     values = [getattr(r, name) / unit for r in same]
-    axis.plot([r.depth for r in same], values, label=label, **{"color": plots.COLOURS[mode], **style})
+    style = {"color": plots.COLOURS[mode], **style}
+    axis.plot([r.depth for r in same], values, label=label, clip_on=False, **style)
 
 
 def rows_of(mode: str, said: Mapping[str, Any]) -> list[Row]:

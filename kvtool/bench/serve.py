@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from kvtool.bench import plots
-from kvtool.bench.report import MIB, STATIC, Bar, Report, Table, mib, ratio
+from kvtool.bench.report import MIB, STATIC, Bar, Report, Table, as_number, mib, ratio
 from kvtool.errors import MeasureError, VerifyError
 from kvtool.machine import cores
 from kvtool.verify.models import Geometry
@@ -87,15 +87,17 @@ class ServeResult(Report):
 
     def pictures(self) -> dict[str, bytes]:
         """Draw a panel for each cost that sharing a prompt should reduce."""
-        panels = {
-            "resident, MiB": [(row.resident or 0) / MIB for row in self.rows],
-            "prompt tokens computed": [row.computed for row in self.rows],
-            "seconds to the first token": [row.first or 0.0 for row in self.rows],
+        panels: dict[str, list[float]] = {
+            "Resident memory, MiB": [(row.resident or 0) / MIB for row in self.rows],
+            "Computed prompt tokens": [row.computed for row in self.rows],
+            "Seconds to the first token": [row.first or 0.0 for row in self.rows],
         }
-        with plots.picture("serve", len(panels)) as (files, axes):
+        with plots.picture("serve", len(panels), rows=len(panels), size=(8, 7)) as (files, axes):
             for axis, (title, values) in zip(axes, panels.items(), strict=True):
-                axis.bar([row.mode for row in self.rows], values, color=plots.BARS)
+                axis.barh([row.mode for row in self.rows], values, color=plots.BARS)
+                axis.invert_yaxis()  # the static cache at the top
                 axis.set(title=title)
+                plots.label_bars(axis, [as_number(value) for value in values])
         return files
 
     def tables(self) -> tuple[Table, ...]:

@@ -104,21 +104,34 @@ class TypesResult(Report):
         """Draw three plots.
 
         They show the time of each change next to memcpy, the tokens that a budget holds, and for each model the loss of
-        changed cells against the loss of the types from the start.
+        changed cells relative to the loss of the types from the start.
         """
-        with plots.picture("types", 3) as (files, (times, tokens, lost)):
-            for name, label, place, cache in (("seconds", "change", -0.2, IN_PLACE), ("memcpy", "memcpy", 0.2, STATIC)):
+        with plots.picture("types", 3, rows=3, size=(8, 11)) as (files, (times, tokens, lost)):
+            for name, place, cache in (("seconds", -0.2, IN_PLACE), ("memcpy", 0.2, STATIC)):
                 at, values = [i + place for i in range(len(self.changes))], [getattr(c, name) for c in self.changes]
-                times.barh(at, values, 0.4, color=plots.COLOURS[cache], label=label)
-            names = [f"{c.types}\n{c.mode}" for c in self.changes]
-            times.set(yticks=range(len(names)), yticklabels=names, xlabel="seconds")
-            tokens.bar([h.cache for h in self.held], [h.tokens for h in self.held], color=plots.BARS)
-            tokens.set(ylabel=f"tokens in {self.held[0].budget / MIB:.0f} MiB")
-            for types, same in by_types(self.losses).items():
-                lost.loglog([loss.start for loss in same], [loss.changed for loss in same], ".", label=types)
-            starts = [loss.start for loss in self.losses if loss.start > 0]
-            lost.loglog(ends := [min(starts, default=1), max(starts, default=1)], ends, "k:", linewidth=1)
-            lost.set(xlabel="KL with the types from the start", ylabel="KL of changed cells")
+                times.barh(at, values, 0.4, color=plots.COLOURS[cache])
+            names = [f"{c.types}, {c.mode}" for c in self.changes]
+            times.set(
+                yticks=range(len(names)),
+                yticklabels=names,
+                xlabel="seconds",
+                title=f"Time of a change of {self.changes[0].before / MIB:,.0f} MiB of cells",
+            )
+            times.invert_yaxis()  # the first change at the top
+            ends = [("change", "memcpy")[i] if not c else "" for i in range(2) for c in range(len(names))]
+            plots.label_bars(times, ends)
+            tokens.barh([h.cache for h in self.held], [h.tokens for h in self.held], color=plots.BARS)
+            tokens.set(title=f"Tokens in {self.held[0].budget / MIB:,.0f} MiB", xlabel="tokens")
+            tokens.xaxis.set_major_formatter(plots.thousands)
+            tokens.invert_yaxis()
+            plots.label_bars(tokens, [f"{h.tokens:,}, {h.type}" for h in self.held])
+            losses = by_types(self.losses)
+            for row, same in enumerate(losses.values()):
+                lost.plot([loss.kl_ratio for loss in same], [row] * len(same), "|", markersize=16, color=plots.BLUE)
+            lost.axvline(1, color=plots.GREY, linestyle=":")
+            lost.set(title="Loss after a change / loss with the type from the start", yticks=range(len(losses)))
+            lost.set(yticklabels=list(losses), ylim=(len(losses) - 0.5, -0.5), xlim=(-0.03, None))
+            lost.set(xlabel="ratio of the KL divergences from f16, one mark per model")
         return files
 
     def tables(self) -> tuple[Table, ...]:

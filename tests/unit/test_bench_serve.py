@@ -156,7 +156,7 @@ def test_results_are_printed_and_written(place: Path, capsys: pytest.CaptureFixt
     result = run(place, out=place / "out")
     result.render(Console())
     assert "first s" in capsys.readouterr().out
-    assert {file.name for file in (place / "out").iterdir()} == {"serve.md", "serve.json", "serve.svg", "serve.png"}
+    assert {file.name for file in (place / "out").iterdir()} == {"serve.md", "serve.json", "serve.svg"}
     text = (place / "out/serve.md").read_text("utf-8")
     assert "closed loop" in text
     assert (

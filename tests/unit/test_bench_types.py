@@ -66,7 +66,7 @@ def test_budget_without_model_uses_large_cells(
     found = run(place, model=None, quick=quick)
     assert made == ["Qwen3.5-27B", "Llama-2-7B"] and found.name == "types"
     assert {h.budget for h in found.held} == {mib * 2**20} and found.held[0].tokens == tokens
-    assert f"tokens in {mib} MiB" in found.pictures()["types.svg"].decode()
+    assert f"Tokens in {mib:,} MiB" in found.pictures()["types.svg"].decode()
 
 
 def test_loss_is_reported_per_model(place: Path) -> None:
@@ -110,13 +110,13 @@ def test_unknown_resident_memory_skips_bar(place: Path, monkeypatch: pytest.Monk
 def test_files_match_results(place: Path) -> None:
     out = place / "out"
     found = run(place, out=out)
-    assert {file.name for file in out.iterdir()} == {"types.md", "types.json", "types.svg", "types.png"}
+    assert {file.name for file in out.iterdir()} == {"types.md", "types.json", "types.svg"}
     text = (out / "types.md").read_text()
     assert "Kullback-Leibler" in text
     assert "| in-place | f16 to q8_0 | 512 | 256 | 0.5 | 0.25 | 2 | 0 |" in text and "| ladder | 4096 | q4_0 |" in text
     document = json.loads((out / "types.json").read_text())
     assert len(document["losses"]) == len(found.losses) == 6 and document["held"][2]["tokens"] == 4096
-    assert "tokens in 128 MiB" in (out / "types.svg").read_text()
+    assert "Tokens in 128 MiB" in (out / "types.svg").read_text()
 
 
 def test_types_and_serve_are_exclusive(place: Path) -> None:
