@@ -95,6 +95,12 @@ def budget_metrics() -> str:
     return table(("name", "type", "help text"), rows)
 
 
+def conversation_metrics() -> str:
+    """Return the numbers of conversations outside of the cells."""
+    found = metric_items("server-memory-stats.cpp", "conversation_items")
+    return table(("name", "type", "help text"), ((f"`{name}`", kind, text) for name, kind, text in found))
+
+
 def exit_codes() -> str:
     """Return the exit codes, with the code in JSON documents and the first sentence of each error's docstring."""
     classes = [
@@ -165,6 +171,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "context_metrics": context_metrics,
     "slot_metrics": slot_metrics,
     "budget_metrics": budget_metrics,
+    "conversation_metrics": conversation_metrics,
     "exit_codes": exit_codes,
     "commands": commands,
     "c_cache": lambda: c_header("llama-kv.h"),

@@ -33,6 +33,10 @@ SERVER_FIELDS = {
         "shrink_total", "copied_bytes_total", "grow_seconds_total", "retype_total", "retype_seconds_total", "type_k",
         "type_v", "cells_shared",
     }),
+    "conversations": frozenset({
+        "limit_bytes", "entry_bytes", "checkpoint_bytes", "paused_bytes", "disk_bytes", "entries", "disk_entries",
+        "hits_total", "misses_total", "saved_tokens_total",
+    }),
     "kv_budget": frozenset({"types", "bytes", "committed_bytes", "down_total", "up_total"}),
 }
 # fmt: on

@@ -1,7 +1,7 @@
 """The picture of a view: lines of styled text for a width and a height. Pure; console.py shows it."""
 
 from kvtool.console import Line
-from kvtool.top.reading import Budget, Memory, Phase, Reading, Slot, State
+from kvtool.top.reading import Budget, Conversations, Memory, Phase, Reading, Slot, State
 from kvtool.top.view import Speed, View, size, times, types
 
 USED, COMMITTED, RESERVED = ("█", "green"), ("▓", "yellow"), ("░", "bright_black")
@@ -29,6 +29,8 @@ def draw(view: View, width: int, height: int = 0) -> list[Line]:
         lines += [[], *_memory(memory, width)]
     if reading.budget:
         lines += [[], *_budget(reading.budget)]
+    if reading.conversations:
+        lines += [[], *_conversations(reading.conversations)]
     kept = 1 + min(len(view.events), _EVENTS) if view.events else 0
     room = max(3, height - len(lines) - 1 - kept) if height else 0
     lines += [[], *_slots(reading, view.speeds or {}, width, room)]
@@ -80,6 +82,20 @@ def _budget(budget: Budget) -> list[Line]:
     did = f": down {times(budget.down_total)}, up {times(budget.up_total)}"
     types: list[Line] = [[(_INDENT + _safe(", ".join(budget.types)) + did, "")]] if budget.types else []
     return [[("budget  ", "bold"), (taken, "")], *types]
+
+
+def _conversations(stored: Conversations) -> list[Line]:
+    taken = stored.entry_bytes + stored.checkpoint_bytes + stored.paused_bytes
+    of = f" of {size(stored.limit_bytes)}" if stored.limit_bytes else ""
+    parts = [f"{size(stored.checkpoint_bytes)} checkpoints", f"{size(stored.paused_bytes)} paused"]
+    if stored.disk_entries:
+        parts.append(f"{size(stored.disk_bytes)} in {stored.disk_entries} files on disk")
+    counts = f"{stored.hits_total} hits, {stored.misses_total} misses, {stored.saved_tokens_total} tokens saved"
+    return [
+        [("chats   ", "bold"), (f"{size(taken)}{of} in RAM, {stored.entries} entries", "")],
+        [(_INDENT + ", ".join(parts), "")],
+        [(_INDENT + counts, "")],
+    ]
 
 
 def _more(name: str, value: str | int | float) -> str:

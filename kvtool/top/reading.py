@@ -66,6 +66,25 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Conversations:
+    """Hold the numbers of conversations outside of the cells, with the server's names.
+
+    limit_bytes: limit of entries, checkpoints and paused requests together, 0 for none
+    """
+
+    limit_bytes: int
+    entry_bytes: int
+    checkpoint_bytes: int
+    paused_bytes: int
+    disk_bytes: int
+    entries: int
+    disk_entries: int
+    hits_total: int
+    misses_total: int
+    saved_tokens_total: int
+
+
+@dataclass(frozen=True)
 class Slot:
     """Describe a slot.
 
@@ -100,6 +119,7 @@ class Reading:
     memory: tuple[Memory, ...]
     slots: tuple[Slot, ...] | None
     budget: Budget | None = None
+    conversations: Conversations | None = None
 
 
 def memory_of(name: str, said: dict[str, Any]) -> Memory:

@@ -12,7 +12,7 @@ import httpx
 
 from kvtool.errors import MeasureError, NetworkError, UsageError
 from kvtool.result import from_plain
-from kvtool.top.reading import DEFAULT_URL, Budget, Memory, Reading, State, memory_of, slot_of
+from kvtool.top.reading import DEFAULT_URL, Budget, Conversations, Memory, Reading, State, memory_of, slot_of
 
 SECONDS = 10.0  # timeout of a request; the server also answers during a computation
 
@@ -50,7 +50,8 @@ class Server(contextlib.ExitStack):
             said = self._get("/slots") if props["endpoint_slots"] and state == State.AWAKE else ()
             slots = tuple(map(slot_of, said)) if props["endpoint_slots"] else None
             budget = from_plain(Budget, props["kv_budget"]) if "kv_budget" in props else None
-            return Reading(state, _model(props), str(props["build_info"]), memory, slots, budget)
+            stored = from_plain(Conversations, props["conversations"]) if "conversations" in props else None
+            return Reading(state, _model(props), str(props["build_info"]), memory, slots, budget, stored)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as err:
             raise MeasureError(
                 f"{self.url} answers in a way that kvtool top cannot read",

@@ -35,6 +35,7 @@ PROGRAMS = (
 MARKER = "<image>"  # for LLAMA_MEDIA_MARKER
 SUPPRESSED = ROOT / "ci" / "tsan.supp"
 REPORTS = ROOT / "report" / PRESET
+NETWORK = 9  # exit code of kvtool without a network
 BUSY = "another kvtool is building"
 
 
@@ -162,6 +163,18 @@ def large_cell_model(real: Real, no_vocab_model: Path) -> Path:
 def mmproj(real: Real, model: Path) -> Path:
     """Return a projector for `model`."""
     return projector(model, real.work)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Return a trained model file. Skip the tests if it cannot be downloaded."""
+    if SANITIZED:
+        pytest.skip("a trained model takes too long under a sanitizer")
+    code, document = kvtool("fetch", "--model", "smollm2")
+    if code == NETWORK:
+        pytest.skip(f"SmolLM2 cannot be downloaded: {document['error']['why']}")
+    assert code == 0, document
+    return Path(document["file"])
 
 
 @pytest.fixture

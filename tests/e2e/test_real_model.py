@@ -15,11 +15,10 @@ import pytest
 
 from kvtool.verify.projector import image_url
 from kvtool.verify.server import LlamaServer
-from tests.e2e.conftest import SANITIZED, Real, kvtool
+from tests.e2e.conftest import Real, kvtool
 from tests.e2e.servers import serving
 
 ARGS = ("-c", "4096", "-np", "2", "--cache-ram", "0", "-t", "1", "--no-warmup")
-NETWORK = 9  # the exit code of kvtool without a network
 TEXT = (
     "The old mill stands where the river bends. For two hundred years its wheel ground the corn of three villages, "
     "until the railway brought cheaper flour from the coast. Today a family lives there with four goats, and the wheel "
@@ -47,18 +46,6 @@ FORECAST = {
 # ChatML with tools: the model's own template does not support tools
 TOOLS_TEMPLATE = "models/templates/Qwen-Qwen2.5-7B-Instruct.jinja"
 GRAMMAR = 'root ::= "yes" | "no"'
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    """Return the model file. Skip the tests if it cannot be downloaded."""
-    if SANITIZED:
-        pytest.skip("a trained model takes too long under a sanitizer")
-    code, document = kvtool("fetch", "--model", "smollm2")
-    if code == NETWORK:
-        pytest.skip(f"SmolLM2 cannot be downloaded: {document['error']['why']}")
-    assert code == 0, document
-    return Path(document["file"])
 
 
 class Client:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvtool import contract
-from kvtool.top.reading import Budget, Memory
+from kvtool.top.reading import Budget, Conversations, Memory
 
 ROOT = Path(__file__).resolve().parents[2]
 CPP = ROOT / "cpp"
@@ -92,3 +92,4 @@ def test_top_reads_only_server_fields() -> None:
     own = {"context", "more"}  # not from the server
     assert {field.name for field in fields(Memory)} - own <= contract.SERVER_FIELDS["kv_cache"]
     assert {field.name for field in fields(Budget)} == contract.SERVER_FIELDS["kv_budget"]
+    assert {field.name for field in fields(Conversations)} == contract.SERVER_FIELDS["conversations"]

@@ -61,6 +61,7 @@ def test_json_of_one_reading(fake: Fake, kvtool: Any) -> None:
                 to_plain(slot(1, Phase.GENERATING, cells=192, task=7, reused=50, prompt=100, generated=42)),
             ],
             "budget": None,
+            "conversations": None,
         },
     }
 

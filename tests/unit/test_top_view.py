@@ -207,6 +207,22 @@ def test_budget_is_shown(fake: Fake, kvtool: Any) -> None:
     assert kvtool("top", fake.url).code == 8
 
 
+def test_conversations_are_shown(fake: Fake, kvtool: Any) -> None:
+    stored = {
+        **{"limit_bytes": 64 * MIB, "entry_bytes": 8 * MIB, "checkpoint_bytes": 3 * MIB, "paused_bytes": MIB},
+        **{"disk_bytes": 0, "entries": 4, "disk_entries": 0},
+        **{"hits_total": 7, "misses_total": 2, "saved_tokens_total": 900},
+    }
+    fake.say(conversations=stored)
+    said = kvtool("top", fake.url).out
+    assert "\nchats   12.0 MiB of 64.0 MiB in RAM, 4 entries\n        3.0 MiB checkpoints, 1.0 MiB paused\n" in said
+    assert "        7 hits, 2 misses, 900 tokens saved\n" in said
+    assert kvtool("top", fake.url, "--json").json["server"]["conversations"] == stored
+    fake.say(conversations={**stored, "limit_bytes": 0, "disk_bytes": MIB, "disk_entries": 2})
+    said = kvtool("top", fake.url).out
+    assert "\nchats   12.0 MiB in RAM" in said and ", 1.0 MiB in 2 files on disk\n" in said
+
+
 @pytest.mark.parametrize("height", [12, 24, 60])
 def test_low_terminal_keeps_busy_slots(height: int) -> None:
     idle, busy = [slot(n) for n in range(60)], slot(60, Phase.GENERATING, generated=1)

@@ -33,9 +33,9 @@ static void forget(server_prompt & prompt) {
 }
 
 server_draft::server_draft(
-        common_params & params, const server_contexts & ctxs, server_slots & slots, std::unique_ptr<server_prompt_cache> & prompt_cache,
+        common_params & params, const server_contexts & ctxs, server_slots & slots, server_conversations & conversations,
         server_memory_stats & stats, server_queue & queue_tasks, server_response & queue_results)
-    : params(params), ctxs(ctxs), slots(slots), prompt_cache(prompt_cache), stats(stats), queue_tasks(queue_tasks), queue_results(queue_results) {}
+    : params(params), ctxs(ctxs), slots(slots), conversations(conversations), stats(stats), queue_tasks(queue_tasks), queue_results(queue_results) {}
 
 json server_draft::to_json() const {
     if (state == STATE_NONE) {
@@ -304,12 +304,7 @@ json server_draft::unload() {
 
     const auto before = server_bytes::measure(devices());
 
-    if (prompt_cache) {
-        for (auto & entry : prompt_cache->states) {
-            entry.data.drft = {};
-            forget(entry.prompt);
-        }
-    }
+    conversations.drop_drafts();
     close();
 
     return server_component_done(names[state], "freed", before, server_bytes::measure(devices()));

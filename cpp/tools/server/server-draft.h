@@ -3,6 +3,7 @@
 #include "server-common.h"
 #include "server-component.h"
 #include "server-contexts.h"
+#include "server-conversations.h"
 #include "server-memory-stats.h"
 #include "server-queue.h"
 #include "server-slot.h"
@@ -33,7 +34,7 @@
 class server_draft {
 public:
     server_draft(
-        common_params & params, const server_contexts & ctxs, server_slots & slots, std::unique_ptr<server_prompt_cache> & prompt_cache,
+        common_params & params, const server_contexts & ctxs, server_slots & slots, server_conversations & conversations,
         server_memory_stats & stats, server_queue & queue_tasks, server_response & queue_results);
 
     // return the response to GET /speculative
@@ -147,7 +148,7 @@ private:
     const server_contexts & ctxs;
     server_slots          & slots;
 
-    std::unique_ptr<server_prompt_cache> & prompt_cache;
+    server_conversations & conversations;
 
     server_memory_stats & stats;
     server_queue        & queue_tasks;

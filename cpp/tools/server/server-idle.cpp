@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-server_idle::server_idle(const common_params & params, const server_contexts & ctxs, server_slots & slots, server_saved_prompts & saved, server_memory_stats & stats)
-    : params(params), ctxs(ctxs), slots(slots), saved(saved), stats(stats) {}
+server_idle::server_idle(const common_params & params, const server_contexts & ctxs, server_slots & slots, server_conversations & conversations, server_memory_stats & stats)
+    : params(params), ctxs(ctxs), slots(slots), conversations(conversations), stats(stats) {}
 
 void server_idle::release() {
     const int64_t t_max = params.kv_idle_release*int64_t(1000*1000);
@@ -24,23 +24,16 @@ void server_idle::release() {
 
         // t_last_used: the time also starts when a slot is restored from a file
         t = slot.is_processing() || is_empty ? t_now : std::max(t, slot.t_last_used);
-        t_busy = std::max(t_busy, slot.is_processing() ? t_now : slot.t_last_used);
         if (t_now - t >= t_max && !is_empty && !slot.is_processing()) {
             release(slot);
         }
-    }
-
-    if (t_now - t_busy >= t_max && saved.is_cache_in_ram()) {
-        saved.drop_unused();
     }
 }
 
 void server_idle::release(server_slot_view & slot) {
     SLT_INF(slot, "idle, giving back the cells of %d tokens\n", slot.prompt.n_tokens());
 
-    if (!saved.is_cache_in_ram()) {
-        saved.save(slot);
-    }
+    conversations.save(slot);
     slot.prompt_clear();
 
     stats.update(ctxs.ctx_tgt, ctxs.ctx_dft, true);

@@ -8,9 +8,9 @@
 
 server_memory_policy::server_memory_policy(
         const common_params & params, const server_contexts & ctxs, server_slots & slots, server_batch_view & batch,
-        server_saved_prompts & saved, server_slot_cells & cells, server_pause & pause, server_oom & oom,
+        server_conversations & conversations, server_slot_cells & cells, server_pause & pause, server_oom & oom,
         server_draft & draft, server_projector & projector)
-    : params(params), ctxs(ctxs), slots(slots), batch(batch), saved(saved), cells(cells), pause(pause), oom(oom), draft(draft), projector(projector) {}
+    : params(params), ctxs(ctxs), slots(slots), batch(batch), conversations(conversations), cells(cells), pause(pause), oom(oom), draft(draft), projector(projector) {}
 
 server_budget_hold server_memory_policy::hold_types() {
     const bool has_idle = !cells.idle_slots().empty();
@@ -61,7 +61,7 @@ void server_memory_policy::make_room_for_chunk(int id_slot) {
 
 bool server_memory_policy::drop_less_than_cells(int32_t n) {
     return
-        saved.drop_if_short(n) ||                                                // 3. the prompt cache
+        conversations.drop_if_short(n) ||                                        // 3. the oldest conversation in RAM
         (server_memory_is_short(ctxs.ctx_tgt, n) && drop_spare_component()); // 4. the draft, then the projector
 }
 
@@ -76,7 +76,7 @@ void server_memory_policy::free_cells(server_slot_view & slot, int32_t off) {
         oom.end_slot(slot, off); // 9. the slot that lacks a cell
     }
 
-    saved.end_shortage();
+    conversations.end_shortage();
 }
 
 bool server_memory_policy::make_room_for_start(const server_slot_view & slot) {
@@ -124,7 +124,8 @@ bool server_memory_policy::clear_idle() {
 }
 
 void server_memory_policy::end_shortage() {
-    saved.end_shortage();
+    conversations.end_shortage();
+    conversations.trim();
 }
 
 bool server_memory_policy::has_spare_component() const {

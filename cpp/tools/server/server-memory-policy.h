@@ -3,11 +3,11 @@
 #include "server-batch-view.h"
 #include "server-budget-hold.h"
 #include "server-contexts.h"
+#include "server-conversations.h"
 #include "server-draft.h"
 #include "server-oom.h"
 #include "server-pause.h"
 #include "server-projector.h"
-#include "server-saved-prompts.h"
 #include "server-slot.h"
 #include "server-slot-cells.h"
 
@@ -21,7 +21,7 @@
 // The order is the table "When the pool is full" in docs/reference/server.md. The owners, with the rows of the table:
 //
 //  server_oom                     | 2: drafts of the batch, 9: the slot that lacks a cell
-//  server_saved_prompts           | 3: conversations in RAM
+//  server_conversations           | 3: conversations in RAM
 //  server_draft, server_projector | 4: components that were loaded on demand
 //  server_slot_cells              | 5: cells of idle slots, 7: cells of slots whose request has not started
 //  llama_memory_budget            | 6: precision, as the cells change to smaller types (hold_types())
@@ -32,7 +32,7 @@ class server_memory_policy {
 public:
     server_memory_policy(
         const common_params & params, const server_contexts & ctxs, server_slots & slots, server_batch_view & batch,
-        server_saved_prompts & saved, server_slot_cells & cells, server_pause & pause, server_oom & oom,
+        server_conversations & conversations, server_slot_cells & cells, server_pause & pause, server_oom & oom,
         server_draft & draft, server_projector & projector);
 
     // call before a batch is decoded: let it fail before its cells change to smaller types, if something else can be freed
@@ -87,7 +87,7 @@ private:
     const server_contexts & ctxs;
     server_slots          & slots;
     server_batch_view     & batch;
-    server_saved_prompts  & saved;
+    server_conversations  & conversations;
     server_slot_cells     & cells;
     server_pause          & pause;
     server_oom            & oom;

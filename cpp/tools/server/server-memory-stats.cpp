@@ -20,6 +20,12 @@ void server_memory_stats::set_budget(std::shared_ptr<llama_memory_budget> budget
     }
 }
 
+void server_memory_stats::set_conversations(std::function<server_conversations::usage()> usage) {
+    std::lock_guard<std::mutex> lock(mutex);
+
+    conversations = std::move(usage);
+}
+
 void server_memory_stats::update(const llama_context * ctx_tgt, const llama_context * ctx_dft, bool with_slots) {
     std::lock_guard<std::mutex> lock(mutex);
 
@@ -32,6 +38,9 @@ void server_memory_stats::update(const llama_context * ctx_tgt, const llama_cont
 
     if (budget) {
         budget_now = llama_memory_budget_get_usage(budget.get());
+    }
+    if (conversations) {
+        conversations_now = conversations();
     }
 
     const int64_t t_start = ggml_time_us();
@@ -50,6 +59,10 @@ void server_memory_stats::reset() {
 
     target.reset();
     draft .reset();
+
+    if (conversations) {
+        conversations_now = conversations(); // the entries stay
+    }
 
     budget_now.committed = 0;
     budget_now.other     = 0;
@@ -82,6 +95,11 @@ std::string server_memory_stats::to_metrics() const {
             const auto name = add_header(out, "kv_budget_", item);
             out << name << " " << item.value(budget_now).dump() << "\n";
         }
+    }
+
+    for (const auto & item : conversation_items()) {
+        const auto name = add_header(out, "conversation_", item);
+        out << name << " " << item.value(conversations_now).dump() << "\n";
     }
 
     for (const auto & item : server_memory_slots::items()) {
@@ -119,6 +137,10 @@ void server_memory_stats::update_props(json & props) const {
 
     props["kv_cache"] = res;
 
+    for (const auto & item : conversation_items()) {
+        props["conversations"][item.name] = item.value(conversations_now);
+    }
+
     if (budget) {
         res = {{ "types", budget_types }};
         for (const auto & item : budget_items()) {
@@ -138,6 +160,13 @@ void server_memory_stats::update_slots(json & slots) const {
     t_asked_us = ggml_time_us();
 
     for (auto & slot : slots) {
+        const size_t id = slot.at("id").get<int>();
+        if (id < conversations_now.n_bytes_checkpoints_by_slot.size()) {
+            slot["conversations"] = {
+                { "checkpoint_bytes", conversations_now.n_bytes_checkpoints_by_slot[id] },
+                { "paused_bytes",     conversations_now.n_bytes_paused_by_slot     [id] },
+            };
+        }
         for (const auto * ctx : contexts()) {
             slot["kv_cache"][ctx->name] = ctx->slots.to_json(slot.at("id").get<int>());
         }
@@ -196,6 +225,25 @@ const std::vector<server_memory_stats::item<llama_memory_budget_usage>> & server
         { "loaded_bytes",    "gauge",   "KV budget: of these, by the projector and the draft model", [](const usage & u) -> json { return u.other;     } },
         { "down_total",      "counter", "KV budget: times that cells have taken smaller types",    [](const usage & u) -> json { return u.n_down;    } },
         { "up_total",        "counter", "KV budget: times that they have gone back to the first",  [](const usage & u) -> json { return u.n_up;      } },
+    };
+
+    return res;
+}
+
+const std::vector<server_memory_stats::item<server_conversations::usage>> & server_memory_stats::conversation_items() {
+    using usage = server_conversations::usage;
+
+    static const std::vector<item<usage>> res = {
+        { "limit_bytes",        "gauge",   "Conversations: bytes that --cache-ram allows, 0 for no limit",         [](const usage & u) -> json { return u.n_bytes_limit;       } },
+        { "entry_bytes",        "gauge",   "Conversations: bytes of the entries in RAM, without checkpoints",      [](const usage & u) -> json { return u.n_bytes_entries;     } },
+        { "checkpoint_bytes",   "gauge",   "Conversations: bytes of checkpoints, of slots and entries",            [](const usage & u) -> json { return u.n_bytes_checkpoints; } },
+        { "paused_bytes",       "gauge",   "Conversations: bytes of paused requests",                              [](const usage & u) -> json { return u.n_bytes_paused;      } },
+        { "disk_bytes",         "gauge",   "Conversations: bytes of files on disk",                                [](const usage & u) -> json { return u.n_bytes_disk;        } },
+        { "entries",            "gauge",   "Conversations: entries in RAM",                                        [](const usage & u) -> json { return u.n_entries;           } },
+        { "disk_entries",       "gauge",   "Conversations: files on disk",                                         [](const usage & u) -> json { return u.n_entries_disk;      } },
+        { "hits_total",         "counter", "Conversations: requests that continued from an entry or another slot", [](const usage & u) -> json { return u.n_hits;              } },
+        { "misses_total",       "counter", "Conversations: requests that found no usable state",                   [](const usage & u) -> json { return u.n_misses;            } },
+        { "saved_tokens_total", "counter", "Conversations: tokens that the hits did not compute",                  [](const usage & u) -> json { return u.n_tokens_saved;      } },
     };
 
     return res;

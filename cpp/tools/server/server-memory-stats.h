@@ -1,11 +1,13 @@
 #pragma once
 
 #include "server-common.h"
+#include "server-conversations.h"
 #include "server-memory-slots.h"
 
 #include "llama-kv.h"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <iosfwd>
 #include <mutex>
@@ -27,6 +29,9 @@ public:
     // set the budget that all contexts share, may be null, and the types of its ladder
     void set_budget(std::shared_ptr<llama_memory_budget> budget, const std::vector<ggml_type> & types);
 
+    // read the numbers of stored conversations with usage() in update(). they stay while the server sleeps
+    void set_conversations(std::function<server_conversations::usage()> usage);
+
     // read the numbers. call while the contexts do not compute. ctx_dft: context of the draft, may be null
     // with_slots: always read the share of each slot, too
     void update(const llama_context * ctx_tgt, const llama_context * ctx_dft, bool with_slots = false);
@@ -40,10 +45,10 @@ public:
     // return the lines for /metrics
     std::string to_metrics() const;
 
-    // add "kv_cache" and "kv_budget" to /props
+    // add "kv_cache", "kv_budget" and "conversations" to /props
     void update_props(json & props) const;
 
-    // add the share of each slot, and the target's types, to /slots
+    // add the share of each slot in cells and stored conversations, and the target's types, to /slots
     void update_slots(json & slots) const;
 
 private:
@@ -78,6 +83,7 @@ private:
 
     static const std::vector<item<llama_memory_budget_usage>> & budget_items();
     static const std::vector<item<context>>                   & context_items();
+    static const std::vector<item<server_conversations::usage>> & conversation_items();
 
     std::vector<const context *> contexts() const;
 
@@ -95,6 +101,9 @@ private:
     std::shared_ptr<llama_memory_budget> budget;
     json                                 budget_types;
     llama_memory_budget_usage            budget_now = {};
+
+    std::function<server_conversations::usage()> conversations;
+    server_conversations::usage                  conversations_now = {};
 
     context target = { "target" };
     context draft  = { "draft"  };

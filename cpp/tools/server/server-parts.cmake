@@ -5,6 +5,8 @@ target_sources(server-context PRIVATE
     server-budget.cpp
     server-bytes.cpp
     server-component.cpp
+    server-conversation.cpp
+    server-conversations.cpp
     server-draft.cpp
     server-draft-catch-up.cpp
     server-gguf.cpp
@@ -25,7 +27,6 @@ target_sources(server-context PRIVATE
     server-refusal.cpp
     server-replies.cpp
     server-requantize.cpp
-    server-saved-prompts.cpp
     server-share.cpp
     server-slot.cpp
     server-slot-cells.cpp

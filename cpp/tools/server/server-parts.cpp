@@ -3,26 +3,26 @@
 #include <exception>
 
 server_parts::server_parts(
-        common_params & params, const server_contexts & ctxs_new, std::unique_ptr<server_prompt_cache> & prompt_cache,
-        server_memory_stats & stats, server_projector & projector, server_queue & queue_tasks, server_response & queue_results,
+        common_params & params, const server_contexts & ctxs_new, server_memory_stats & stats, server_projector & projector, server_queue & queue_tasks, server_response & queue_results,
         const server_replies & replies_new) :
     ctxs      (ctxs_new),
     replies   (replies_new),
-    saved     (params, ctxs, prompt_cache),
-    cells     (params, ctxs, slots, saved),
-    pause     (slots, batch, saved, projector),
-    draft     (params, ctxs, slots, prompt_cache, stats, queue_tasks, queue_results),
+    conversations(params, ctxs, slots),
+    cells     (params, ctxs, slots, conversations),
+    pause     (slots, batch, conversations, projector),
+    draft     (params, ctxs, slots, conversations, stats, queue_tasks, queue_results),
     projector (projector),
     capacity  (params, ctxs),
     oom       (params, ctxs, slots, batch, capacity, replies),
     catch_up  (params, ctxs, slots, queue_tasks),
-    policy    (params, ctxs, slots, batch, saved, cells, pause, oom, draft, projector),
+    policy    (params, ctxs, slots, batch, conversations, cells, pause, oom, draft, projector),
     budget    (params, ctxs, policy, draft, projector, stats),
     share     (params, ctxs, slots, replies, policy),
     pool      (params, ctxs, slots, batch, projector, cells, pause, capacity, oom, share, policy, replies),
     requantize(ctxs, slots, stats, queue_tasks),
-    idle      (params, ctxs, slots, saved, stats) {
+    idle      (params, ctxs, slots, conversations, stats) {
     projector.set_make_room([this]() { return policy.drop_spare_draft(); });
+    conversations.set_read_back([this](server_slot_view & slot, const std::function<bool()> & read) { return policy.read_back(slot, read); });
 }
 
 void server_parts::release_unused() {

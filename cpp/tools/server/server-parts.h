@@ -3,6 +3,7 @@
 #include "server-batch-view.h"
 #include "server-budget.h"
 #include "server-contexts.h"
+#include "server-conversations.h"
 #include "server-draft.h"
 #include "server-draft-catch-up.h"
 #include "server-idle.h"
@@ -17,7 +18,6 @@
 #include "server-queue.h"
 #include "server-replies.h"
 #include "server-requantize.h"
-#include "server-saved-prompts.h"
 #include "server-share.h"
 #include "server-slot.h"
 #include "server-slot-cells.h"
@@ -25,7 +25,6 @@
 
 #include "common.h"
 
-#include <memory>
 #include <vector>
 
 // The parts of llama-server that upstream does not have. This struct creates them and passes their dependencies to each part.
@@ -35,8 +34,7 @@
 struct server_parts {
     // the arguments refer to members of the server context, which outlives the parts
     server_parts(
-        common_params & params, const server_contexts & ctxs, std::unique_ptr<server_prompt_cache> & prompt_cache,
-        server_memory_stats & stats, server_projector & projector, server_queue & queue_tasks, server_response & queue_results,
+        common_params & params, const server_contexts & ctxs, server_memory_stats & stats, server_projector & projector, server_queue & queue_tasks, server_response & queue_results,
         const server_replies & replies);
 
     server_parts(const server_parts &) = delete;
@@ -60,7 +58,7 @@ struct server_parts {
     server_batch_view batch;
 
     // owners of memory
-    server_saved_prompts saved;
+    server_conversations conversations;
     server_slot_cells    cells;
     server_pause         pause;
     server_draft         draft;

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-server_pause::server_pause(server_slots & slots, server_batch_view & batch, server_saved_prompts & saved, const server_projector & projector)
-    : slots(slots), batch(batch), saved(saved), projector(projector) {}
+server_pause::server_pause(server_slots & slots, server_batch_view & batch, server_conversations & conversations, const server_projector & projector)
+    : slots(slots), batch(batch), conversations(conversations), projector(projector) {}
 
 // return true if the request does not share its prompt with the other requests of a task (n_cmpl)
 static bool can_pause(const server_task & task) {
@@ -26,14 +26,6 @@ bool server_pause::pause_youngest(int32_t off) {
     }
 
     return youngest && n_running > 1 && pause(*youngest, off);
-}
-
-size_t server_pause::n_bytes() {
-    size_t res = 0;
-    for (const auto & slot : slots) {
-        res += slot.wait.paused ? slot.wait.paused->size() : 0;
-    }
-    return res;
 }
 
 void server_pause::leave_projector(server_slot_view & slot) const {
@@ -71,7 +63,7 @@ bool server_pause::pause(server_slot_view & slot, int32_t off) {
 }
 
 std::unique_ptr<server_prompt_cache_state> server_pause::save(const server_slot_view & slot) {
-    if (!saved.can_save()) {
+    if (!conversations.can_save()) {
         return nullptr;
     }
 
@@ -79,11 +71,7 @@ std::unique_ptr<server_prompt_cache_state> server_pause::save(const server_slot_
 
     const auto size = [&](llama_context * ctx) { return ctx ? llama_state_seq_get_size(ctx, slot.id) : 0; };
 
-    size_t n_bytes = size(slot.ctx_tgt) + size(ctx_dft);
-    for (const auto & ckpt : slot.prompt.checkpoints) {
-        n_bytes += ckpt.size();
-    }
-    if (!saved.reserve(n_bytes)) {
+    if (!conversations.reserve(size(slot.ctx_tgt) + size(ctx_dft))) { // the checkpoints are moved
         return nullptr;
     }
 

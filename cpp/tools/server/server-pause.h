@@ -2,7 +2,7 @@
 
 #include "server-batch-view.h"
 #include "server-projector.h"
-#include "server-saved-prompts.h"
+#include "server-conversations.h"
 #include "server-slot.h"
 #include "server-task.h"
 
@@ -13,7 +13,7 @@
 // Pause requests: their cells move to RAM, as a part of --cache-ram, until the pool has a place again (server_pool::resume()).
 class server_pause {
 public:
-    server_pause(server_slots & slots, server_batch_view & batch, server_saved_prompts & saved, const server_projector & projector);
+    server_pause(server_slots & slots, server_batch_view & batch, server_conversations & conversations, const server_projector & projector);
 
     // pause the youngest running request, unless it is the only one. its entries of the batch from off on are dropped
     // return false if there is none, or RAM has no room for its cells
@@ -33,6 +33,6 @@ private:
 
     server_slots           & slots;
     server_batch_view      & batch;
-    server_saved_prompts   & saved;
+    server_conversations   & conversations;
     const server_projector & projector;
 };

@@ -14,6 +14,9 @@ struct server_prompt_provenance {
     // adapters that the first cells were computed with
     std::vector<common_adapter_lora_info> lora;
 
+    // number of tokens before the last user message, -1 without messages
+    int32_t n_last_user = -1;
+
     // note that the cells from pos on now have other positions than they were computed for
     void moved(int32_t pos);
 

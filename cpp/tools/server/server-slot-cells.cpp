@@ -7,8 +7,8 @@
 #include <algorithm>
 
 server_slot_cells::server_slot_cells(
-        const common_params & params, const server_contexts & ctxs, server_slots & slots, server_saved_prompts & saved)
-    : params(params), ctxs(ctxs), slots(slots), saved(saved) {}
+        const common_params & params, const server_contexts & ctxs, server_slots & slots, server_conversations & conversations)
+    : params(params), ctxs(ctxs), slots(slots), conversations(conversations) {}
 
 std::vector<std::reference_wrapper<server_slot_view>> server_slot_cells::idle_slots(const server_slot_view * except) {
     std::vector<std::reference_wrapper<server_slot_view>> res;
@@ -35,7 +35,7 @@ bool server_slot_cells::clear_idle(const server_slot_view * except) {
 
     SRV_WRN("purging slot %d with %zu tokens\n", slot.id, slot.prompt.tokens.size());
 
-    saved.save(slot);
+    conversations.save(slot);
     slot.prompt_clear();
 
     return true;
@@ -51,7 +51,7 @@ bool server_slot_cells::clear_unstarted(const server_slot_view * except, bool wi
 
         if (&slot != except && is_waiting && slot.prompt.n_tokens() > 0 && (with_kept || !is_kept(slot, except))) {
             SLT_WRN(slot, "not started yet, purging %d tokens\n", slot.prompt.n_tokens());
-            saved.save(slot);
+            conversations.save(slot);
             slot.prompt_clear();
             return true;
         }

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "server-contexts.h"
-#include "server-saved-prompts.h"
+#include "server-conversations.h"
 #include "server-slot.h"
 
 #include "common.h"
@@ -12,7 +12,7 @@
 // The cells of slots that do not use them at the moment: idle slots, and slots whose request has not started.
 class server_slot_cells {
 public:
-    server_slot_cells(const common_params & params, const server_contexts & ctxs, server_slots & slots, server_saved_prompts & saved);
+    server_slot_cells(const common_params & params, const server_contexts & ctxs, server_slots & slots, server_conversations & conversations);
 
     // return the idle slots that have cells, the least recently used first. except: may be null
     std::vector<std::reference_wrapper<server_slot_view>> idle_slots(const server_slot_view * except = nullptr);
@@ -34,5 +34,5 @@ private:
     const common_params   & params;
     const server_contexts & ctxs;
     server_slots          & slots;
-    server_saved_prompts  & saved;
+    server_conversations  & conversations;
 };

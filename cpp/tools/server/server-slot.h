@@ -77,7 +77,6 @@ struct server_slot_view {
     std::function<bool()>                      can_speculate;
     std::function<bool()>                      can_split;
     std::function<int32_t()>                   n_remaining;
-    std::function<bool(server_prompt_cache &)> prompt_save;
     std::function<void()>                      prompt_clear;
     std::function<void()>                      print_timings;
     std::function<void()>                      release;
@@ -114,7 +113,6 @@ struct server_slot_view {
         can_speculate([&slot]() { return slot.can_speculate(); }),
         can_split([&slot]() { return slot.can_split(); }),
         n_remaining([&slot]() { return slot.n_remaining(); }),
-        prompt_save([&slot](server_prompt_cache & cache) { return slot.prompt_save(cache); }),
         prompt_clear([&slot]() { slot.prompt_clear(); }),
         print_timings([&slot]() { slot.print_timings(); }),
         release([&slot]() { slot.release(); }) {}

@@ -1,0 +1,647 @@
+#include "server-conversations.h"
+
+#include "server-memory.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+server_conversations::server_conversations(const common_params & params, const server_contexts & ctxs, server_slots & slots)
+    : params(params), ctxs(ctxs), slots(slots) {}
+
+void server_conversations::init() {
+    is_enabled    = params.cache_ram_mib != 0;
+    n_bytes_limit = params.cache_ram_mib > 0 ? size_t(params.cache_ram_mib)*1024*1024 : 0;
+
+#ifdef __GLIBC__
+    // by default, malloc keeps freed blocks of some MiB for later, and the process exceeds the limit
+    if (is_enabled) {
+        mallopt(M_MMAP_THRESHOLD, 128*1024);
+    }
+#endif
+}
+
+static bool is_stateless(const server_task & task) {
+    return task.type == SERVER_TASK_TYPE_EMBEDDING || task.type == SERVER_TASK_TYPE_RERANK;
+}
+
+// return the first position of the state that copy() makes
+static llama_pos pos_min_of_copy(const server_contexts & ctxs, llama_seq_id id) {
+    const auto * mem = llama_get_memory(ctxs.ctx_tgt);
+
+    // the states that a recurrent memory restores after a rejected draft are not copied
+    return ctxs.ctx_tgt_seq_rm_type == COMMON_CONTEXT_SEQ_RM_TYPE_RS
+        ? llama_memory_seq_pos_max(const_cast<llama_memory_t>(mem), id)
+        : llama_memory_seq_pos_min(const_cast<llama_memory_t>(mem), id);
+}
+
+void server_conversations::load(int id_slot, const server_task & task, const std::vector<common_adapter_lora_info> & lora) {
+    auto & slot = slots[id_slot];
+
+    if (!can_save()) {
+        return;
+    }
+
+    id_losing = id_slot;
+    in_use    = nullptr;
+
+    const bool is_usable = !is_stateless(task) && task.params.cache_prompt && !lora_all_alora(lora);
+
+    const server_conversation_query query = { task.tokens, ctxs, lora };
+
+    // the last token is always computed
+    const int32_t n_max = std::max(0, task.n_tokens() - 1);
+
+    int32_t n_own = 0;
+    if (is_usable) {
+        n_own = std::min(n_usable(slot, query), n_max);
+    } else if (!is_stateless(task) && task.params.cache_prompt) {
+        n_own = slot.prompt.tokens.get_common_prefix(task.tokens);
+    }
+
+    const int32_t n_lost = slot.prompt.n_tokens() - n_own;
+
+    int32_t n_tokens_max = slot.n_ctx; // longer states have no place
+
+    bool is_saved = false;
+    bool is_found = false;
+
+    while (is_usable && n_own < n_max) {
+        auto from = find(query, slot, n_own, n_tokens_max);
+        if (from.n_usable == 0) {
+            break;
+        }
+        from.n_usable = std::min(from.n_usable, n_max);
+
+        in_use   = from.entry;
+        is_saved = is_saved || save(slot);
+
+        const auto res = restore(slot, from);
+
+        in_use   = nullptr;
+        is_found = res == RESTORED;
+
+        if (is_found) {
+            SLT_INF(slot, "continues a conversation, n_tokens = %d, before: %d\n", from.n_usable, n_own);
+
+            n_hits++;
+            n_tokens_saved += from.n_usable - n_own;
+            if (!lora.empty()) {
+                slot.lora = lora; // launch_slot_with_task() clears a slot with other adapters
+            }
+            break;
+        }
+
+        // the search continues: a state that cannot be read is not found again, and a shorter one may have a place
+        if (res == NO_PLACE) {
+            n_tokens_max = from.n_tokens - 1;
+        }
+        if (slot.prompt.n_tokens() == 0) {
+            n_own = 0;
+        }
+    }
+
+    if (!is_found && !is_saved && n_lost >= N_LEAST) {
+        const bool is_large = 4*n_lost >= slot.prompt.n_tokens();
+        auto * saved = save_entry(slot, is_large);
+        if (saved && !is_large && saved->prompt.n_tokens() == slot.prompt.n_tokens()) {
+            saved->t_last_used = 0; // the slot keeps most of it
+        }
+    }
+    if (!is_found && is_usable && n_own == 0) {
+        n_misses++;
+    }
+
+    id_losing = -1;
+}
+
+server_conversations::source server_conversations::find(
+        const server_conversation_query & query, const server_slot_view & slot, int32_t n_own, int32_t n_tokens_max) {
+    source best;
+
+    const auto add = [&](const source & cur) {
+        const int32_t n_gain = std::min<int32_t>(cur.n_usable, query.tokens.size() - 1) - n_own;
+
+        // a long state for a short prefix costs more than it saves
+        if (n_gain <= 0 || N_LEAST*2*n_gain < cur.n_tokens || cur.n_tokens > n_tokens_max) {
+            return;
+        }
+
+        const bool is_shorter = best.entry && cur.entry && cur.n_tokens < best.n_tokens;
+        if (cur.n_usable > best.n_usable || (cur.n_usable == best.n_usable && is_shorter)) {
+            best = cur;
+        }
+    };
+
+    for (auto & entry : entries) {
+        source cur;
+        cur.n_usable = query.n_usable(entry);
+        cur.n_tokens = entry.prompt.n_tokens();
+        cur.entry    = &entry;
+        add(cur);
+    }
+
+    int32_t n_shared = 0; // tokens that the slot can share with another one, without a copy
+
+    for (auto & other : slots) {
+        if (other.id == slot.id || !has_conversation(other)) {
+            continue;
+        }
+
+        const auto & provenance = other.prompt.provenance;
+        if (!query.lora.empty() && !server_has_same_lora(provenance.lora, query.lora)) {
+            continue;
+        }
+
+        const int32_t n = std::min(n_usable(other, query), query.lora.empty() ? INT32_MAX : provenance.n_exact);
+        if (!other.is_processing()) {
+            source cur;
+            cur.n_usable = n;
+            cur.n_tokens = other.prompt.n_tokens();
+            cur.slot     = &other;
+            add(cur);
+        }
+        // an idle slot loses its cells before the task starts with --cache-idle-slots
+        const bool can_share = other.is_running() || (!params.cache_idle_slots && !other.is_processing() && other.task_prev);
+        if (params.kv_share_prefix && can_share && !other.prompt.tokens.has_media()) {
+            n_shared = std::max(n_shared, std::min(n, provenance.n_exact));
+        }
+    }
+
+    if (store) {
+        source cur;
+        cur.stored   = store->find(query);
+        cur.n_usable = cur.stored.n_usable;
+        cur.n_tokens = cur.stored.n_tokens;
+        add(cur);
+    }
+
+    return best.n_usable > n_shared ? best : source {};
+}
+
+server_conversations::restore_result server_conversations::restore(server_slot_view & slot, const source & source) {
+    if (source.entry) {
+        return restore(slot, *source.entry);
+    }
+
+    if (source.slot) {
+        in_use = save_entry(*source.slot, false);
+        if (in_use) {
+            return restore(slot, *in_use);
+        }
+    }
+
+    const auto from = source.slot ? copy(*source.slot) : store->read(source.stored);
+    if (!from) {
+        return source.slot ? NO_PLACE : UNREADABLE;
+    }
+
+    return restore(slot, *from);
+}
+
+server_conversations::restore_result server_conversations::restore(server_slot_view & slot, const server_conversation & from) {
+    bool is_invalid = false;
+
+    const bool ok = read_back(slot, [&]() { return write(slot, from, is_invalid); });
+
+    const auto it = std::find_if(entries.begin(), entries.end(), [&](const auto & cur) { return &cur == &from; });
+    if (it != entries.end()) {
+        if (ok) {
+            it->t_last_used = ggml_time_us();
+        } else if (is_invalid) {
+            entries.erase(it); // otherwise, it fails again for each prompt that it matches best
+            return UNREADABLE;
+        }
+    }
+
+    return ok ? RESTORED : NO_PLACE;
+}
+
+bool server_conversations::write(server_slot_view & slot, const server_conversation & from, bool & is_invalid) {
+    const auto read = [&](llama_context * ctx, const std::vector<uint8_t> & data) {
+        return llama_state_seq_set_data_ext(ctx, data.data(), data.size(), slot.id, 0) == data.size();
+    };
+
+    const int32_t n_tokens = from.prompt.n_tokens();
+
+    if (!read(slot.ctx_tgt, from.data.main)) {
+        is_invalid = server_memory_is_free(slot.ctx_tgt, n_tokens);
+        slot.prompt_clear();
+        return false;
+    }
+
+    int32_t n_draft_retry = from.prompt.n_draft_retry;
+
+    if (slot.ctx_dft) {
+        // saved without a draft, or without memory for it: the draft cannot know which tokens it lacks
+        bool is_lacking = from.data.drft.empty() || n_draft_retry != -1;
+
+        if (!is_lacking && !read(slot.ctx_dft, from.data.drft)) {
+            if (!server_memory_is_short(slot.ctx_dft) && !server_memory_is_full(slot.ctx_dft, n_tokens)) {
+                is_invalid = true;
+                slot.prompt_clear();
+                return false;
+            }
+            is_lacking = true; // the target has its state, only the draft lacks memory
+        }
+        if (is_lacking) {
+            llama_memory_seq_rm(llama_get_memory(slot.ctx_dft), slot.id, -1, -1);
+            n_draft_retry = 0;
+        }
+    }
+
+    // the slot has the state in its cells now, so that only the checkpoints are there twice
+    slot.prompt.checkpoints.clear();
+    const bool has_room = make_room(server_n_bytes_checkpoints(from.prompt));
+
+    slot.prompt = from.prompt.clone();
+    slot.prompt.n_draft_retry = n_draft_retry;
+
+    while (!has_room && thin_out(slot.prompt)) {
+    }
+    for (auto & ckpt : slot.prompt.checkpoints) {
+        if (!slot.ctx_dft) {
+            ckpt.clear_dft();
+        }
+    }
+
+    return true;
+}
+
+server_conversation * server_conversations::save_entry(server_slot_view & slot, bool may_drop) {
+    if (!can_save() || !has_conversation(slot)) {
+        return nullptr;
+    }
+
+    for (auto & entry : entries) {
+        if (has_all(entry, slot.prompt)) {
+            entry.t_last_used = std::max(entry.t_last_used, slot.t_last_used);
+            return &entry;
+        }
+    }
+
+    const size_t n_bytes_new = n_bytes_copy(slot);
+    if (n_bytes_new == 0) {
+        return nullptr;
+    }
+
+    // entries that the new one makes superfluous. they stay until it exists, and are the state that may exceed the limit
+    const llama_pos pos_min = pos_min_of_copy(ctxs, slot.id);
+
+    entries_t covered;
+    for (auto it = entries.begin(); it != entries.end(); ) {
+        const auto cur = it++;
+        if (&*cur != in_use && cur->prompt.n_tokens() <= slot.n_computed() && has_all(slot.prompt, pos_min, cur->prompt)) {
+            covered.splice(covered.end(), entries, cur);
+        }
+    }
+
+    const auto conv = (may_drop ? make_room(n_bytes_new) : fits(n_bytes_new)) ? copy(slot) : nullptr;
+    if (!conv) {
+        entries.splice(entries.begin(), covered);
+        trim();
+        return nullptr;
+    }
+
+    // with a window, earlier states of the conversation are of use for a branch only
+    for (auto & entry : entries) {
+        if (is_start_of(entry.prompt, conv->prompt)) {
+            entry.t_last_used = 0;
+        }
+    }
+
+    conv->t_last_used = slot.t_last_used;
+    entries.push_back(std::move(*conv));
+
+    return &entries.back();
+}
+
+void server_conversations::save_idle() {
+    for (auto & slot : slots) {
+        if (slot.is_processing() || !has_conversation(slot)) {
+            continue;
+        }
+
+        SLT_TRC(slot, "%s", "saving idle slot to prompt cache\n");
+
+        // do not drop other entries for this one: no slot needs the cells yet
+        if (save(slot, false)) {
+            SLT_DBG(slot, "%s", "__TEST_TAG_CACHE_IDLE_SLOT__\n");
+
+            if (params.kv_unified) {
+                slot.prompt_clear(); // [TAG_IDLE_SLOT_CLEAR]
+            }
+        }
+    }
+}
+
+void server_conversations::sleep() {
+    for (auto & slot : slots) {
+        save(slot);
+        slot.prompt_clear();
+    }
+}
+
+void server_conversations::save_to_store() {
+    if (!store) {
+        return;
+    }
+
+    for (const auto & entry : entries) {
+        store->put(entry);
+    }
+    for (auto & slot : slots) {
+        if (has_conversation(slot)) {
+            if (const auto conv = copy(slot)) {
+                store->put(*conv);
+            }
+        }
+    }
+}
+
+bool server_conversations::reserve(size_t n_bytes) {
+    return make_room(n_bytes);
+}
+
+bool server_conversations::reserve_checkpoint(int id_slot) {
+    auto & slot = slots[id_slot];
+
+    size_t n_bytes_new = llama_state_seq_get_size_ext(slot.ctx_tgt, id_slot, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    if (slot.ctx_dft) {
+        n_bytes_new += llama_state_seq_get_size_ext(slot.ctx_dft, id_slot, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    }
+
+    auto & ckpts = slot.prompt.checkpoints;
+    while (!make_room(n_bytes_new)) {
+        if (ckpts.empty()) {
+            return false;
+        }
+        ckpts.pop_front(); // the new one is worth more
+    }
+
+    return true;
+}
+
+void server_conversations::trim() {
+    while (!fits(0) && drop_one()) {
+    }
+}
+
+bool server_conversations::drop_if_short(int32_t n) {
+    is_ram_short = params.kv_budget_mib == 0 && is_cache_in_ram() && server_memory_is_short(ctxs.ctx_tgt, n);
+
+    if (!is_ram_short || entries.empty()) {
+        return false;
+    }
+
+    SRV_WRN("no memory, dropping the oldest of %zu conversations in the prompt cache\n", entries.size());
+
+    return drop_oldest();
+}
+
+void server_conversations::drop_drafts() {
+    for (auto & entry : entries) {
+        entry.data.drft = {};
+        entry.prompt.n_draft_retry = -1;
+        for (auto & ckpt : entry.prompt.checkpoints) {
+            ckpt.clear_dft();
+        }
+    }
+}
+
+server_conversations::usage server_conversations::get_usage() const {
+    usage res;
+
+    res.n_bytes_limit  = n_bytes_limit;
+    res.n_entries      = entries.size();
+    res.n_bytes_disk   = store ? store->n_bytes()   : 0;
+    res.n_entries_disk = store ? store->n_entries() : 0;
+    res.n_hits         = n_hits;
+    res.n_misses       = n_misses;
+    res.n_tokens_saved = n_tokens_saved;
+
+    for (const auto & entry : entries) {
+        res.n_bytes_entries     += entry.data.size();
+        res.n_bytes_checkpoints += server_n_bytes_checkpoints(entry.prompt);
+    }
+    for (const auto & slot : slots) {
+        res.n_bytes_checkpoints_by_slot.push_back(server_n_bytes_checkpoints(slot.prompt));
+        res.n_bytes_paused_by_slot     .push_back(slot.wait.paused ? slot.wait.paused->size() : 0);
+        res.n_bytes_checkpoints += res.n_bytes_checkpoints_by_slot.back();
+        res.n_bytes_paused      += res.n_bytes_paused_by_slot     .back();
+    }
+
+    return res;
+}
+
+bool server_conversations::has_conversation(const server_slot_view & slot) const {
+    return slot.ctx_tgt && llama_get_memory(slot.ctx_tgt) && slot.prompt.n_tokens() > 0 &&
+        !server_memory_is_lost(slot.ctx_tgt, slot.id, slot.prompt.n_tokens());
+}
+
+static bool has_draft(const server_slot_view & slot) {
+    return slot.ctx_dft && !server_memory_is_lost(slot.ctx_dft, slot.id, slot.prompt.n_tokens());
+}
+
+size_t server_conversations::n_bytes_copy(const server_slot_view & slot) const {
+    const size_t n_bytes_tgt = llama_state_seq_get_size_ext(slot.ctx_tgt, slot.id, LLAMA_STATE_SEQ_FLAGS_NONE);
+    if (n_bytes_tgt == 0) {
+        return 0; // a copy of the sequence waits for memory
+    }
+
+    return n_bytes_tgt + server_n_bytes_checkpoints(slot.prompt) +
+        (has_draft(slot) ? llama_state_seq_get_size_ext(slot.ctx_dft, slot.id, LLAMA_STATE_SEQ_FLAGS_NONE) : 0);
+}
+
+std::unique_ptr<server_conversation> server_conversations::copy(server_slot_view & slot) {
+    const int32_t n = slot.n_computed();
+    if (n <= 0 || (n < slot.prompt.n_tokens() && slot.prompt.tokens.has_media())) {
+        return nullptr;
+    }
+
+    try {
+        auto res = std::make_unique<server_conversation>();
+
+        // reading the state can fail without memory. the size is 0 if a copy of the sequence waits for memory
+        const auto read = [&](llama_context * ctx, std::vector<uint8_t> & data) {
+            data.resize(llama_state_seq_get_size_ext(ctx, slot.id, LLAMA_STATE_SEQ_FLAGS_NONE));
+            return !data.empty() && llama_state_seq_get_data_ext(ctx, data.data(), data.size(), slot.id, LLAMA_STATE_SEQ_FLAGS_NONE) == data.size();
+        };
+
+        if (!read(slot.ctx_tgt, res->data.main)) {
+            return nullptr;
+        }
+        if (has_draft(slot) && !read(slot.ctx_dft, res->data.drft)) {
+            res->data.drft = {};
+        }
+
+        res->pos_min = pos_min_of_copy(ctxs, slot.id);
+        res->prompt  = slot.prompt.clone();
+        res->prompt.tokens.keep_first(n);
+        res->prompt.checkpoints.remove_if([&](const auto & cur) { return cur.n_tokens > n; });
+
+        return res;
+    } catch (const std::bad_alloc &) {
+        n_bytes_limit = std::max<size_t>(1, 0.4*n_bytes());
+
+        SRV_WRN("no memory for a conversation, the limit of the prompt cache is now %.3f MiB\n", n_bytes_limit / (1024.0 * 1024.0));
+
+        return nullptr;
+    }
+}
+
+int32_t server_conversations::n_usable(const server_slot_view & slot, const server_conversation_query & query) const {
+    if (!has_conversation(slot)) {
+        return 0;
+    }
+    if (!query.lora.empty() && !server_has_same_lora(slot.prompt.provenance.lora, query.lora)) {
+        return 0;
+    }
+
+    const llama_pos pos_min = slot.id == id_losing
+        ? llama_memory_seq_pos_min(llama_get_memory(slot.ctx_tgt), slot.id)
+        : pos_min_of_copy(ctxs, slot.id);
+
+    return query.n_usable(slot.prompt, pos_min, slot.n_computed());
+}
+
+bool server_conversations::is_start_of(const server_prompt & start, const server_prompt & prompt) const {
+    return
+        (params.lora_adapters.empty() || server_has_same_lora(start.provenance.lora, prompt.provenance.lora)) &&
+        start.tokens.get_common_prefix(prompt.tokens) == start.tokens.size();
+}
+
+bool server_conversations::has_all(const server_prompt & has, llama_pos pos_min, const server_prompt & prompt) const {
+    if (!is_start_of(prompt, has)) {
+        return false;
+    }
+    if (has.n_tokens() == prompt.n_tokens()) {
+        return true;
+    }
+
+    const std::vector<common_adapter_lora_info> no_lora; // compared above
+
+    return server_conversation_query { prompt.tokens, ctxs, no_lora }.n_usable(has, pos_min) >= prompt.n_tokens();
+}
+
+size_t server_conversations::n_bytes_of_slots() const {
+    size_t res = 0;
+    for (const auto & slot : slots) {
+        res += server_n_bytes_checkpoints(slot.prompt) + (slot.wait.paused ? slot.wait.paused->size() : 0);
+    }
+    return res;
+}
+
+size_t server_conversations::n_bytes() const {
+    size_t res = n_bytes_of_slots();
+    for (const auto & entry : entries) {
+        res += entry.size();
+    }
+    return res;
+}
+
+bool server_conversations::fits(size_t n_bytes_more) const {
+    return !is_enabled || n_bytes_limit == 0 || n_bytes() + n_bytes_more <= n_bytes_limit;
+}
+
+bool server_conversations::make_room(size_t n_bytes_more) {
+    if (!fits(n_bytes_more)) {
+        // do not drop anything for a state that does not fit
+        size_t n_bytes_least = in_use ? in_use->size() : 0;
+        for (const auto & slot : slots) {
+            n_bytes_least += slot.wait.paused ? slot.wait.paused->size() : 0;
+            for (const auto * ckpt : server_checkpoints_to_keep(slot.prompt)) {
+                n_bytes_least += ckpt->size();
+            }
+        }
+        if (n_bytes_least + n_bytes_more > n_bytes_limit) {
+            return false;
+        }
+    }
+
+    while (!fits(n_bytes_more)) {
+        if (!drop_one()) {
+            return false;
+        }
+    }
+
+    return true;
+}
+
+bool server_conversations::drop_one() {
+    // 1. entries that are in cells as well. the cells of a slot that starts a task are still those of its last task
+    for (auto it = entries.begin(); it != entries.end(); ++it) {
+        const bool is_twice = &*it != in_use && std::any_of(slots.begin(), slots.end(), [&](const server_slot_view & slot) {
+            return slot.id != id_losing && (!slot.is_processing() || slot.is_running()) && has_conversation(slot) &&
+                slot.n_computed() >= it->prompt.n_tokens() && has_all(slot.prompt, pos_min_of_copy(ctxs, slot.id), it->prompt);
+        });
+        if (is_twice) {
+            entries.erase(it);
+            return true;
+        }
+    }
+
+    // 2. checkpoints
+    for (auto & entry : entries) {
+        if (&entry != in_use && thin_out(entry.prompt)) {
+            return true;
+        }
+    }
+    for (auto & slot : slots) {
+        if (thin_out(slot.prompt)) {
+            return true;
+        }
+    }
+
+    // 3. entries
+    return drop_oldest();
+}
+
+bool server_conversations::drop_oldest() {
+    auto it = entries.end();
+    for (auto cur = entries.begin(); cur != entries.end(); ++cur) {
+        if (&*cur != in_use && (it == entries.end() || cur->t_last_used < it->t_last_used)) {
+            it = cur;
+        }
+    }
+    if (it == entries.end()) {
+        return false;
+    }
+
+    SRV_INF("dropping the oldest conversation of the prompt cache, n_tokens = %d, size = %.3f MiB\n",
+            it->prompt.n_tokens(), it->size() / (1024.0 * 1024.0));
+
+    if (store) {
+        store->put(*it);
+    }
+    entries.erase(it);
+
+    return true;
+}
+
+bool server_conversations::thin_out(server_prompt & prompt) {
+    const auto keep = server_checkpoints_to_keep(prompt);
+
+    auto & ckpts = prompt.checkpoints;
+
+    const auto it = std::find_if(ckpts.begin(), ckpts.end(), [&](const auto & cur) {
+        return std::find(keep.begin(), keep.end(), &cur) == keep.end();
+    });
+    if (it == ckpts.end()) {
+        return false;
+    }
+
+    ckpts.erase(it);
+
+    return true;
+}
+
+// note: llama_supports_gpu_offload() is true for every build with the RPC backend, also without an RPC server
+bool server_conversations::is_cache_in_ram() const {
+    return params.no_kv_offload || params.n_gpu_layers == 0 ||
+        (!ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) && !ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU));
+}
