@@ -28,6 +28,11 @@ _FILES = {
     "README.md": "README.md",
 }
 _MAY_BE_THERE = "README.md"  # a new repository has one, and nothing here needs ours
+# pages that explain how to work with a series
+_PAGES = (
+    "patches/README.md",
+    *(f"docs/guides/{name}.md" for name in ("carry-your-own-fork", "follow-upstream", "submit-a-patch")),
+)
 
 
 @dataclass(frozen=True)
@@ -65,14 +70,18 @@ class OtherUpstream:
         return text.replace("{remote}", tomlkit.item(self.remote).as_string())
 
     def guide(self, text: str) -> str:
-        """Return the guide to patches/ for this upstream."""
+        """Return a page about working with a series, for this upstream."""
         for old, new in _IN_GUIDE.items():
             text = text.replace(old, new)
         return self.text(text)
 
 
-# Parts of the guide (patches/README.md) that are about llama.cpp alone, and what replaces them.
+_EXAMPLES = "The output is an example from another repository, which kvtool can also build and verify."
+# Parts of _PAGES that are about llama.cpp alone, and their replacements, in this order.
 _IN_GUIDE = {
+    f"The output is from a small fork of {LLAMA_CPP} v0.5.0 with two commits.": _EXAMPLES,
+    f"my-{LLAMA_CPP}": "my-fork",
+    "my-llama": "my-project",
     "    kvtool build && kvtool verify\n": "",
     "src/llama-context.cpp": "FILE",
     f"github.com/ggml-org/{LLAMA_CPP}": "github.com/OWNER/{name}",
@@ -99,15 +108,10 @@ def create(
             made.patches.mkdir(parents=True)
             lock = (_TEMPLATES / "other/upstream.lock").read_text(encoding="utf-8")
             made.lock.write_text(other.text(lock), encoding="utf-8", newline="\n")
-            if (guide := source.patches / "README.md").exists():
-                text = other.guide(guide.read_text(encoding="utf-8"))
-                (made.patches / guide.name).write_text(text, encoding="utf-8")
             shutil.copyfile(_TEMPLATES / "series.toml", made.series)
         elif empty:
             made.patches.mkdir(parents=True)
             shutil.copyfile(source.lock, made.lock)
-            if (guide := source.patches / "README.md").exists():
-                shutil.copyfile(guide, made.patches / guide.name)
             shutil.copyfile(_TEMPLATES / "series.toml", made.series)
         else:
             shutil.copytree(source.patches, made.patches)
@@ -116,7 +120,34 @@ def create(
         wanted = {n: target for n, target in _FILES.items() if target != _MAY_BE_THERE or not (root / target).exists()}
         for template, target in wanted.items():
             _fill_in(root / target, other or OtherUpstream(name, ""), template)
-    return made, tuple(wanted.values())
+        guides = _copy_pages(source, made, other)
+    return made, (*wanted.values(), *guides)
+
+
+def _copy_pages(source: Project, made: Project, other: OtherUpstream | None) -> list[str]:
+    """Copy the pages about working with a series, and return those outside of patches/.
+
+    An existing page is kept. Links to pages that the new project does not have become plain text.
+    """
+    copied = [page for page in _PAGES if (source.root / page).exists() and not (made.root / page).exists()]
+    for page in copied:
+        text = (source.root / page).read_text(encoding="utf-8")
+        (made.root / page).parent.mkdir(parents=True, exist_ok=True)
+        (made.root / page).write_text(other.guide(text) if other else text, encoding="utf-8", newline="\n")
+    for file in {*made.patches.glob("*.md"), *(made.root / page for page in copied)}:
+        text = file.read_text(encoding="utf-8")
+        file.write_text(_without_dead_links(text, file.parent), encoding="utf-8", newline="\n")
+    return [page for page in copied if not page.startswith("patches/")]
+
+
+def _without_dead_links(text: str, folder: Path) -> str:
+    """Replace each link to a missing file by its text."""
+
+    def keep(link: re.Match[str]) -> str:
+        target = link[2].partition("#")[0]
+        return link[0] if "://" in target or (folder / target).exists() else link[1]
+
+    return re.sub(r"\[([^]]*)\]\(([^)]*)\)", keep, text)
 
 
 def _fill_in(target: Path, other: OtherUpstream, template: str) -> None:
@@ -170,7 +201,8 @@ def command(
     build, verify, bench and package support only llama.cpp.
 
     Exit codes: 2 the directory already has patches/, cpp/, llama.cpp/ or a file that init writes: Makefile,
-    .gitignore, .gitattributes, .github/workflows/kvtool.yml. An existing README.md stays.
+    .gitignore, .gitattributes, .github/workflows/kvtool.yml. An existing README.md stays, and so do existing guides in
+    docs/guides/.
     """
     env = env_of(ctx)
     reject(

@@ -422,7 +422,7 @@ def conflict_error(reports: tuple[PatchReport, ...], label: str) -> KvtoolError 
         return None
     first, *others = bad
     also = f"; also in the way: {', '.join(report.id for report in others)}" if others else ""
-    next_step = "correct the patch (patches/README.md: resolve a conflict); the tree is as it was"
+    next_step = "correct the patch (docs/guides/follow-upstream.md: resolve a conflict); the tree is unchanged"
     if first.failed and first.failed[0].cause == "reordered series":
         next_step = (
             f"move the entry of {first.blocked_by!r} above {first.id!r} in patches/series.toml, then kvtool apply"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,17 @@ from typing import Any
 
 import pytest
 
+from kvtool.commands import init
 from tests.conftest import Tiny, git
+
+ROOT = Path(__file__).parents[2]
+
+
+def copy_pages(root: Path) -> None:
+    """Copy the pages about working with a series from this repository."""
+    for page in init._PAGES:
+        (root / page).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / page, root / page)
 
 
 def made(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, *options: str) -> Path:
@@ -84,6 +95,29 @@ def test_user_ignore_file_keeps_patches(
     git(root, "init", "-q")
     git(root, "-c", f"core.excludesFile={tmp_path / 'ignored'}", "add", ".")
     assert {"patches/flag.patch", "patches/use.patch"} <= set(git(root, "ls-files").split())
+
+
+@pytest.mark.parametrize("options", [(), ("--empty",), ("--empty", "--remote", "x/zlib")], ids=str)
+def test_pages_have_valid_links(
+    project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    copy_pages(project.root)
+    root = made(project, kvtool, monkeypatch, *options)
+    pages = list(root.rglob("*.md"))
+    assert {str(page.relative_to(root)) for page in pages} >= {*init._PAGES, "README.md"}
+    for page in pages:
+        links = re.findall(r"\]\((?!https?:)([^)#]*)", page.read_text())
+        assert all((page.parent / target).exists() for target in links), page
+    assert "[" in (root / "patches/README.md").read_text()
+
+
+def test_existing_guide_is_kept(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_pages(project.root)
+    guide = project.root.parent / "mine/docs/guides/follow-upstream.md"
+    guide.parent.mkdir(parents=True)
+    guide.write_text("mine\n")
+    made(project, kvtool, monkeypatch)
+    assert guide.read_text() == "mine\n" and (guide.parent / "submit-a-patch.md").exists()
 
 
 def test_existing_files_are_not_touched(project: Tiny, kvtool: Any, tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.conftest import Tiny, git
+from tests.repo.test_init import copy_pages
 
 
 @pytest.fixture
 def other(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Create an empty project for the tiny upstream under the name zlib."""
     monkeypatch.delenv("KVTOOL_UPSTREAM")
-    guide = Path(__file__).parents[2] / "patches/README.md"
-    (project.root / "patches/README.md").write_bytes(guide.read_bytes())
+    copy_pages(project.root)
     root = tmp_path / "mine"
     ran = kvtool("init", root, "--empty", "--remote", project.upstream, "--name", "zlib")
     assert ran.code == 0, ran
@@ -31,7 +31,9 @@ def test_project_names_only_own_upstream(other: Path) -> None:
     for file in other.rglob("*"):
         if file.is_file():
             assert "llama" not in file.read_text(), file
-    assert "zlib" in (other / "patches/README.md").read_text() and (other / ".gitignore").read_text().count("/zlib\n")
+    assert "zlib" in (other / "patches/README.md").read_text()
+    assert "kvtool import ~/src/my-fork" in (other / "docs/guides/carry-your-own-fork.md").read_text()
+    assert (other / ".gitignore").read_text().count("/zlib\n")
 
 
 def test_commands_before_first_tag(other: Path, kvtool: Any) -> None:

@@ -45,7 +45,17 @@ def test_glossary_has_at_most_forty_words() -> None:
     assert 30 < len(words) <= 40 and len(set(words)) == len(words)
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("patches/*.md")),
+]
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that GitHub makes of a heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -54,4 +64,4 @@ def test_links_are_valid(page: Path) -> None:
         file = page.parent / target if target else page
         assert file.exists(), f"{page.name}: {target}"
         headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
-        assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings]
+        assert not anchor or anchor in [slug(heading) for heading in headings]
