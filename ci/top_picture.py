@@ -37,7 +37,7 @@ WORDS = (200, 700, 1500)  # of the prompts in the slots 0 to 2, while slot 3 was
 
 
 def chat(server: LlamaServer, slot: int) -> None:
-    """Until the server ends."""
+    """Generate in one slot until the server ends."""
     with contextlib.suppress(VerifyError):
         server.complete(Request(prompt(slot, WORDS[slot]), 4000, slot))
 
@@ -50,7 +50,7 @@ def watch(running: LlamaServer) -> View:
         def look() -> tuple[Slot, ...]:
             nonlocal view
             reading = server.read()
-            view = view.seen(reading, time.monotonic())
+            view = view.with_reading(reading, time.monotonic())
             return reading.slots or ()
 
         look()
