@@ -12,8 +12,9 @@ from kvtool import process
 from kvtool.bench import plots, runs, speed
 from kvtool.bench.report import Report
 from kvtool.commands import build
+from kvtool.commands.verify_model import model_path
 from kvtool.compile import cmake
-from kvtool.errors import DiskError, MeasureError, writing
+from kvtool.errors import DiskError, MeasureError, UsageError, writing
 from kvtool.locks import try_lock_dir
 from kvtool.options import BinDir, Context, Env, env_of, reject
 from kvtool.verify import checks, models
@@ -22,6 +23,7 @@ from kvtool.worktree.status import read_applied
 CONTEXT, SPEED_CONTEXT = 131072, 8192  # for speed, there are two contexts at a time, new in every round
 DEPTHS, QUICK_DEPTHS = (89, 809, 6409, 25609, 32768), (89, 809, 6409, 8192)
 SPEED_DEPTHS = (250, 1000, 2000)  # the first two are below 256 and 1024: the prompt crosses a boundary of the storage
+QUALITY_PROGRAM = "llama-perplexity"
 _TOYS = ("kv-check", "test-llama-archs")  # programs that --types needs in addition to kv-bench
 ROOM = 1024  # tokens that are decoded beyond a depth
 
@@ -37,6 +39,7 @@ class Options:
     serve: bool = False
     chats: int = 8
     types: bool = False
+    quality: bool = False
     strict: bool = False
     bin_dir: Path | None = None
 
@@ -47,7 +50,8 @@ def _check(options: Options) -> None:
         "bench",
         (options.n_ctx < 2048, f"--ctx {options.n_ctx} is too small to measure in: 2048 or more"),
         (options.chats < 2, "a single chat cannot share a prompt: --chats 2 or more"),
-        (options.types and options.serve, "--types and --serve are two choices"),
+        (options.types + options.serve + options.quality > 1, "--types, --serve and --quality exclude each other"),
+        (options.quality and not options.model, "--quality needs a trained model: --model smollm2, or a file"),
         (options.rounds and options.rounds < 2, "an interval needs two rounds: --rounds 2 or more"),
         (options.model and not options.model.is_file(), f"there is no {options.model}"),
         (no_library, f"there is no libllama.so in {options.baseline}: build the target llama, on Linux"),
@@ -78,6 +82,17 @@ def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
     lost, failed = types.measure_losses(check, chosen, env.console)
     name = given.name if given else models.QWEN35_27B.name
     return types.TypesResult(name, types.type_bars(changed, held, lost, failed), "", cells, changed, held, lost)
+
+
+def _quality(env: Env, options: Options, program: Path, work: Path) -> Report:
+    from kvtool.bench import quality
+
+    if options.model is None:
+        raise UsageError("--quality needs a model")
+    text, chunks = quality.write_text(work / "quality.txt"), quality.QUICK_CHUNKS if options.quick else quality.CHUNKS
+    losses = quality.Perplexity(program, options.model, text, work, chunks, env.console).measure()
+    bars = quality.quality_bars(losses)
+    return quality.QualityResult(options.model.name, bars, "", quality.CONTEXT, chunks, losses)
 
 
 def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
@@ -115,14 +130,15 @@ def run_benchmark(env: Env, options: Options) -> Report:
     started = time.monotonic()
     _check(options)
     env.project.require_llama_cpp("bench")
-    name = "llama-server" if options.serve else cmake.BENCH_TARGET
+    name = "llama-server" if options.serve else QUALITY_PROGRAM if options.quality else cmake.BENCH_TARGET
     targets = (name, *_TOYS) if options.types else (name,)
     bin_dir = options.bin_dir or build.build_project(env, build.Options(targets=targets)).bin_dir
     program = process.require_program(bin_dir.absolute(), name, MeasureError, f"kvtool build --target {name}")
     applied = read_applied(env.project.tree)
     work = models.workplace(env.project, "bench", applied=applied is not None)
+    kinds = (_serve, options.serve), (_types, options.types), (_quality, options.quality)
     with try_lock_dir(work, MeasureError, "bench is running"):
-        measure = _serve if options.serve else _types if options.types else _measure
+        measure = next((do for do, wanted in kinds if wanted), _measure)
         found = measure(env, options, program, work)
     tag, took = applied.tag if applied else "", time.monotonic() - started
     result = replace(found, tag=tag, strict=options.strict, seconds=took)
@@ -138,8 +154,11 @@ def command(
     ctx: Context,
     quick: Annotated[bool, Option("--quick", help="Measure up to 8192 cells, with fewer runs and rounds.")] = False,
     model: Annotated[
-        Path | None, Option("--model", "-m", metavar="FILE", help="Measure this model instead of random weights.")
-    ] = None,
+        str,
+        Option(
+            "--model", "-m", metavar="FILE", help="Measure this model instead of random weights: a file, or smollm2."
+        ),
+    ] = "",
     rounds: Annotated[
         int, Option("--rounds", metavar="N", help="Number of new contexts for speed; 0: 12, or 4 with --quick.")
     ] = 0,
@@ -156,6 +175,9 @@ def command(
     chats: Annotated[int, Option("--chats", metavar="N", help="With --serve: number of concurrent chats.")] = 8,
     types: Annotated[
         bool, Option("--types", help="Measure changes of the cells' types, a budget, and the loss of precision.")
+    ] = False,
+    quality: Annotated[
+        bool, Option("--quality", help="Measure the loss of smaller types on real text, with a trained model.")
     ] = False,
     strict: Annotated[bool, Option("--strict", help="Exit 8 when a bar is missed.")] = False,
     bin_dir: BinDir = None,
@@ -183,11 +205,17 @@ def command(
 
         kvtool bench --types --quick
 
+    With --quality: the perplexity of real text and the divergence from an f16 cache, by llama-perplexity, for types
+    from the start, types that change within a text, and a context shift. Needs hours, and room on the disk for the
+    probabilities of every token. After an interruption, the same command continues.
+
+        kvtool bench --quality --model smollm2 --out bench
+
     Exit codes: 4 stale tree, 7 build, 8 a measurement failed, or with --strict a bar was missed.
     """
     options = Options(
         quick=quick,
-        model=model,
+        model=model_path(env_of(ctx), model) if model else None,
         rounds=rounds,
         n_ctx=n_ctx,
         baseline=baseline,
@@ -195,6 +223,7 @@ def command(
         serve=serve,
         chats=chats,
         types=types,
+        quality=quality,
         strict=strict,
         bin_dir=bin_dir,
     )

@@ -107,21 +107,23 @@ class Settings:
         return self != Settings()
 
 
+def model_path(env: Env, name: str) -> Path:
+    """Return the file of a model. A name of `kvtool fetch --model` is downloaded if it is no file."""
+    file = Path(name).expanduser()
+    if file.exists() or name not in models.names():
+        return file
+    model = models.find(name)
+    models.ensure(env.project.cache, model, env.console)
+    return models.folder(env.project.cache) / model.file
+
+
 def subjects(env: Env, named: Sequence[str], settings: Settings, *, quick: bool) -> list[Subject]:
-    """Return the models to verify. A name of `kvtool fetch --model` is downloaded if it is no file."""
-
-    def path_of(name: str) -> Path:
-        file = Path(name).expanduser()
-        if file.exists() or name not in models.names():
-            return file
-        model = models.find(name)
-        models.ensure(env.project.cache, model, env.console)
-        return models.folder(env.project.cache) / model.file
-
+    """Return the models to verify."""
     more = {"draft": settings.draft, "projector": settings.mmproj}
-    others = {kind: path_of(name) for kind, name in more.items() if name}
+    others = {kind: model_path(env, name) for kind, name in more.items() if name}
     return [
-        own_model.subject(path_of(name), settings.context, settings.gpu_layers, quick=quick, **others) for name in named
+        own_model.subject(model_path(env, name), settings.context, settings.gpu_layers, quick=quick, **others)
+        for name in named
     ]
 
 

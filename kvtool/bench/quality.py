@@ -1,0 +1,341 @@
+"""Measure the loss of small KV types on real text: perplexity and the divergence from an f16 cache.
+
+llama.cpp's own `llama-perplexity` measures. It divides a text into chunks of the context's size, computes each chunk
+with an empty cache, and scores the second half of each chunk. The first run stores the probabilities of a static
+f16 cache. Each other run reads them, and reports the mean Kullback-Leibler divergence (KL, in nats per token), the
+change of the logarithm of the perplexity, and how often both caches prefer the same token.
+
+A budget makes the cache change its type within a chunk. Afterwards the empty cache returns to f16, so each chunk begins
+with f16 again. *In the middle*: at the first scored token, so that no scored token has f16 cells only. *Near the end*:
+at the last quarter of the chunk. A short run with each budget finds the budgets, because only the program knows when
+its compute buffers grow. *Ladder*: first q8_0, then q4_0, within one budget.
+
+*Context shift*: the alternative to smaller types is to forget the older half of the conversation. A context of half the
+size shows the perplexity of that. It is a bound from below for the loss of a real context shift, which also moves the
+positions of the kept cells. Its tokens are other ones of the same text, so its interval is the wider one of two
+independent measurements.
+
+The text is the documentation of the language that every Python contains (`pydoc_data.topics`).
+"""
+
+import json
+import math
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtool import process
+from kvtool.bench import plots
+from kvtool.bench.report import MIB, Bar, Report, Table, ratio
+from kvtool.console import Console
+from kvtool.errors import DiskError, MeasureError, UsageError
+from kvtool.machine import cores
+from kvtool.result import from_plain, to_plain
+from kvtool.verify import models
+
+HOW = (__doc__ or "").partition("\n\n")[2]
+PROGRAM = "llama-perplexity"
+CONTEXT, BATCH = 1024, 256
+CHUNKS, QUICK_CHUNKS = 98, 4  # 98 of 1024 tokens are 100,352 tokens
+MIDDLE, NEAR_END = CONTEXT // 2, CONTEXT * 3 // 4
+_TIMEOUT = 6 * 3600.0
+_NUMBER = r"\s*:?\s*(-?[\d.]+|-?nan|-?inf) ± +(-?[\d.]+|-?nan|-?inf)"
+_PERPLEXITY = re.compile(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)")
+_GROWN = re.compile(r"resizing KV cache from \d+ to (\d+) cells")
+_CHANGED = re.compile(r"requantizing KV cache")
+_RESERVED = re.compile(r"KV memory reserved = +([\d.]+) MiB")
+_STATISTICS = tuple(
+    re.compile(name + _NUMBER)
+    for name in (r"Mean PPL\(Q\)", r"Mean ln\(PPL\(Q\)/PPL\(base\)\)", "Mean +KLD", "Same top p")
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Describe one cache.
+
+    k, v: its types at the start
+    ladder: the types of `--kv-auto-quant`, "" without a budget
+    at: the position of the first change of type in a chunk
+    least: choose the smallest budget with a change at that position, instead of the largest
+    n_ctx: tokens of a chunk
+    """
+
+    name: str
+    k: str = "f16"
+    v: str = "f16"
+    ladder: str = ""
+    at: int = 0
+    least: bool = False
+    n_ctx: int = CONTEXT
+    dynamic: bool = False
+
+
+STATIC_F16 = Kind("f16, static")
+SHIFT = Kind("context shift", n_ctx=CONTEXT // 2)
+KINDS = (
+    Kind("f16, dynamic", dynamic=True),
+    Kind("q8_0 from the start", "q8_0", "q8_0"),
+    Kind("f16 to q8_0 in the middle", ladder="f16,q8_0", at=MIDDLE),
+    Kind("f16 to q8_0 near the end", ladder="f16,q8_0", at=NEAR_END),
+    Kind("q4_0 from the start", "q4_0", "q4_0"),
+    Kind("f16 to q4_0 in the middle", ladder="f16,q4_0", at=MIDDLE),
+    Kind("f16 to q4_0 near the end", ladder="f16,q4_0", at=NEAR_END),
+    Kind("ladder: f16, q8_0, q4_0", ladder="f16,q8_0,q4_0", at=MIDDLE, least=True),
+    Kind("K q8_0, V f16", "q8_0", "f16"),
+    Kind("K f16, V q8_0", "f16", "q8_0"),
+    Kind("K q4_0, V f16", "q4_0", "f16"),
+    Kind("K f16, V q4_0", "f16", "q4_0"),
+    SHIFT,
+)
+STEPS = (("f16 to q8_0 in the middle", "q8_0 from the start"), ("f16 to q4_0 in the middle", "q4_0 from the start"))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Report one cache. Each pair has a value and its standard error.
+
+    perplexity: of the scored tokens
+    log_ratio: ln(perplexity / perplexity of f16)
+    divergence: mean KL divergence from f16 in nats per token, () if it was not measured
+    same_top: percentage of tokens for which f16 prefers the same next token, () if it was not measured
+    budget: MiB, 0 without a budget
+    changes: the cells of the cache at each change of type in the first chunk
+    command: the arguments of llama-perplexity, without files
+    """
+
+    kind: str
+    perplexity: tuple[float, float]
+    log_ratio: tuple[float, float]
+    divergence: tuple[float, ...]
+    same_top: tuple[float, ...]
+    budget: int
+    changes: tuple[int, ...]
+    command: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class QualityResult(Report):
+    """Report the loss of every cache on one model."""
+
+    name, how, said = "quality", HOW, "{chunks} chunks of {n_ctx} tokens"
+    n_ctx: int
+    chunks: int
+    losses: tuple[Loss, ...]
+
+    def tables(self) -> tuple[Table, ...]:
+        """Return the table of losses, and the table of commands."""
+        rows, commands = [], []
+        for loss in self.losses:
+            kl = _with_error(loss.divergence) if loss.divergence else "-"
+            top = f"{loss.same_top[0]:.2f}" if loss.same_top else "-"
+            at = ", ".join(map(str, loss.changes)) or "-"
+            rows.append((loss.kind, f"{loss.perplexity[0]:.3f}", _with_error(loss.log_ratio), kl, top, at))
+            commands.append((loss.kind, f"`{PROGRAM} {loss.command}`"))
+        columns = ("cache", ">perplexity", ">ln(perplexity / f16)", ">KL from f16", ">same token %", ">changed at")
+        return ("Loss", columns, rows), ("Commands", ("cache", "command"), commands)
+
+    def pictures(self) -> dict[str, bytes]:
+        """Draw the divergence and the change of the perplexity of each cache."""
+        measured = [loss for loss in self.losses if loss.divergence]
+        with plots.picture("quality", 2, rows=2, size=(8, 9)) as (files, (kl, log_ratio)):
+            kl.barh([x.kind for x in measured], [x.divergence[0] for x in measured], color=plots.BLUE)
+            plots.label_bars(kl, [f"{x.divergence[0]:.5f}" for x in measured])
+            kl.set(title="Divergence from f16, nats per token")
+            log_ratio.barh([x.kind for x in self.losses], [x.log_ratio[0] for x in self.losses], color=plots.ORANGE)
+            plots.label_bars(log_ratio, [f"{x.log_ratio[0]:+.4f}" for x in self.losses])
+            log_ratio.set(title="Change of the logarithm of the perplexity")
+            for axis in (kl, log_ratio):
+                axis.invert_yaxis()
+                axis.margins(x=0.2)
+        return files
+
+
+def _with_error(pair: Sequence[float]) -> str:
+    value, error = pair
+    return f"{value:.5f} ± {error:.5f}"
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """The program, the model and the text. `work` keeps the finished runs, so an interrupted measurement continues.
+
+    chunks: the number of chunks of CONTEXT tokens
+    """
+
+    program: Path
+    model: Path
+    text: Path
+    work: Path
+    chunks: int
+    console: Console
+
+    def measure(self) -> tuple[Loss, ...]:
+        """Return the losses of all kinds. Raises MeasureError if a run fails, DiskError without room."""
+        base = self.work / f"{self.model.stem}.probabilities"
+        kinds = [STATIC_F16, *KINDS]
+        journal = _Journal(self.work / f"quality-{self._fingerprint()}.json")
+        todo = [kind for kind in kinds if kind.name not in journal.known]
+        if todo:
+            self._store_base(base, journal, STATIC_F16 in todo)
+            budgets = self._budgets([kind for kind in todo if kind.ladder])
+            for kind in todo:
+                if kind != STATIC_F16:
+                    self.console.step(f"{kind.name}, {len(journal.known)} of {len(kinds)} done")
+                    journal.add(self._run(kind, base, budgets.get(kind.name, 0), journal.known[STATIC_F16.name]))
+        base.unlink(missing_ok=True)
+        return tuple(journal.known[kind.name] for kind in kinds)
+
+    def _fingerprint(self) -> str:
+        """Return a hash of everything that a finished run depends on."""
+        kinds = json.dumps([to_plain(kind) for kind in KINDS])
+        return models.fingerprint([self.program, self.model, self.text], kinds, str(self.chunks))
+
+    def _argv(self, kind: Kind, budget: int) -> list[str]:
+        argv = ["-c", str(kind.n_ctx), "-b", str(BATCH), "-ub", str(BATCH), "-fa", "on", "-t", str(cores())]
+        argv += ["-ctk", kind.k, "-ctv", kind.v]
+        argv += ["--kv-budget", str(budget), "--kv-auto-quant", kind.ladder] if kind.ladder else []
+        return argv + ["--kv-dynamic"] * kind.dynamic
+
+    def _call(self, argv: Sequence[str | Path], chunks: int) -> str:
+        """Run the program and return its output."""
+        whole: list[str | Path] = [self.program, "-m", self.model, "-f", self.text, "--chunks", str(chunks), "-lv", "4"]
+        done = process.capture([*whole, *argv], check=False, timeout=_TIMEOUT, error=MeasureError)
+        if done.returncode != 0:
+            what = f"{PROGRAM} ended with exit code {done.returncode}"
+            raise MeasureError(what, why=process.quote([*whole, *argv]), output=(done.stderr + done.stdout)[-2000:])
+        return done.stderr + done.stdout
+
+    def _store_base(self, base: Path, journal: "_Journal", is_new: bool) -> None:
+        """Store the probabilities of the static f16 cache, after a look at the free disk."""
+        argv: list[str | Path] = [*self._argv(STATIC_F16, 0), "--kl-divergence-base", base]
+        self._call(argv, 1)
+        needed, free = base.stat().st_size * self.chunks, shutil.disk_usage(self.work).free + base.stat().st_size
+        if needed > free:
+            raise DiskError(
+                f"the probabilities need {needed / MIB:.0f} MiB in {self.work}",
+                why=f"{free / MIB:.0f} MiB are free",
+                next_step="free some space, or --quick",
+            )
+        self.console.step(f"{STATIC_F16.name}, with {needed / MIB:.0f} MiB of probabilities on the disk")
+        started = time.monotonic()
+        output = self._call(argv, self.chunks)
+        found = _search(_PERPLEXITY, output)
+        if is_new:
+            same = (0.0, 0.0)
+            command, took = process.quote(self._argv(STATIC_F16, 0)), time.monotonic() - started
+            journal.add(Loss(STATIC_F16.name, found, same, same, (100.0, 0.0), 0, (), command, took))
+
+    def _run(self, kind: Kind, base: Path, budget: int, f16: Loss) -> Loss:
+        """Measure one kind."""
+        started = time.monotonic()
+        argv = self._argv(kind, budget)
+        divergence, same_top = tuple[float, ...](), tuple[float, ...]()
+        if kind.n_ctx == CONTEXT:
+            more: list[str | Path] = ["--kl-divergence-base", base, "--kl-divergence"]
+            output = self._call([*argv, *more], self.chunks)
+            perplexity, log_ratio, *others = (_search(pattern, output) for pattern in _STATISTICS)
+            divergence, same_top = others
+        else:
+            output = self._call(argv, self.chunks * CONTEXT // kind.n_ctx)
+            perplexity = _search(_PERPLEXITY, output)
+            errors = [error / value for value, error in (perplexity, f16.perplexity)]
+            log_ratio = math.log(perplexity[0] / f16.perplexity[0]), math.hypot(*errors)
+        took, command = time.monotonic() - started, process.quote(argv)
+        return Loss(
+            kind.name, perplexity, log_ratio, divergence, same_top, budget, changes_in(output)[:2], command, took
+        )
+
+    def _budgets(self, kinds: Sequence[Kind]) -> dict[str, int]:
+        """Return the budget of each kind in MiB, by runs of one chunk."""
+        if not kinds:
+            return {}
+        most = math.ceil(sum(map(float, _RESERVED.findall(self._call(self._argv(KINDS[0], 0), 1)))))
+        positions: dict[int, int] = {}
+
+        def position(budget: int) -> int:
+            """Return the cells at the first change; 0 if the budget is too small for any cell."""
+            if budget not in positions:
+                probe = Kind("probe", ladder="f16,q8_0,q4_0")
+                try:
+                    found = changes_in(self._call(self._argv(probe, budget), 1))
+                    positions[budget] = found[0] if found else CONTEXT
+                except MeasureError:
+                    positions[budget] = 0
+            return positions[budget]
+
+        def first(wanted: int) -> int:
+            """Return the smallest budget whose first change is at `wanted` or later."""
+            low, high = 1, most + 1
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if position(middle) >= wanted else (middle + 1, high)
+            return low
+
+        with self.console.progress("looking for the budgets") as bar:
+            found = dict[str, int]()
+            for kind in kinds:
+                bar.update(len(found), kind.name)
+                found[kind.name] = first(kind.at) if kind.least else max(first(kind.at + 1) - 1, first(kind.at))
+        return found
+
+
+def changes_in(log: str) -> tuple[int, ...]:
+    """Return the cells of the cache at each change of type in the first chunk of a log."""
+    cells = 0
+    found = list[int]()
+    for line in log.splitlines():
+        if grown := _GROWN.search(line):
+            if found and int(grown[1]) < cells:  # the next chunk has an empty cache
+                break
+            cells = max(cells, int(grown[1]))
+        elif _CHANGED.search(line):
+            found.append(cells)
+    return tuple(found)
+
+
+def _search(pattern: re.Pattern[str], output: str) -> tuple[float, float]:
+    """Return a value and its error from the output. Raises MeasureError if they are missing."""
+    found = pattern.search(output)
+    if not found:
+        raise MeasureError(f"{PROGRAM} printed no {pattern.pattern!r}", next_step="kvtool build", output=output[-2000:])
+    return float(found[1]), float(found[2])
+
+
+class _Journal:
+    """Keep finished runs in a file, by kind."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.known: dict[str, Loss] = {}
+        if file.is_file():
+            found = [from_plain(Loss, each) for each in json.loads(file.read_text("utf-8"))]
+            self.known = {loss.kind: loss for loss in found}
+
+    def add(self, loss: Loss) -> None:
+        self.known[loss.kind] = loss
+        partial = self._file.with_suffix(".part")
+        partial.write_text(json.dumps([to_plain(each) for each in self.known.values()]), "utf-8")
+        partial.replace(self._file)
+
+
+def quality_bars(losses: Sequence[Loss]) -> tuple[Bar, ...]:
+    """Return the bars: a change in the middle of a text loses hardly more than the type from the start."""
+    kl = {loss.kind: loss.divergence[0] for loss in losses if loss.divergence}
+    name = "KL / KL of the type from the start"
+    return tuple(Bar(name, step, ratio(kl.get(step), kl.get(start)), most=1.1) for step, start in STEPS)
+
+
+def write_text(file: Path) -> Path:
+    """Write the whole documentation of the language that every Python contains, about 466 KB."""
+    from pydoc_data.topics import topics
+
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    if len(text) < 100_000:
+        raise UsageError("this Python contains no text (pydoc_data.topics)", next_step="use another Python")
+    file.write_text(text, "utf-8")
+    return file
