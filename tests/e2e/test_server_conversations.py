@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from kvtool.verify.server import LlamaServer
+from kvtool.verify.texts import prompt
+from tests.e2e.adapter import adapter
 from tests.e2e.conftest import Real
 from tests.e2e.servers import completion, serving, until
 
@@ -27,13 +29,17 @@ def text(tag: str, n: int) -> str:
     return f"{tag}: " + ", ".join(f"item {i} of {tag}" for i in range(n))
 
 
-def cached(server: LlamaServer, prompt: str, n_predict: int = 1, **more: object) -> int:
+def cached(server: LlamaServer, text: str, n_predict: int = 1, **more: object) -> int:
     """Return the number of tokens that the request did not compute."""
-    return int(completion(server, prompt, n_predict, **more)["timings"]["cache_n"])
+    return int(completion(server, text, n_predict, **more)["timings"]["cache_n"])
 
 
-def n_tokens(server: LlamaServer, prompt: str) -> int:
-    return len(server.post("/tokenize", {"content": prompt})["tokens"])
+def n_tokens(server: LlamaServer, text: str) -> int:
+    return len(server.post("/tokenize", {"content": text})["tokens"])
+
+
+def sleep(server: LlamaServer) -> None:
+    until(lambda: server.http.get("/props").json()["is_sleeping"])
 
 
 @contextmanager
@@ -140,9 +146,63 @@ def test_sleep_keeps_conversations(
         for _ in range(2):
             cached(server, text("A", 50), id_slot=0)
             cached(server, text("B", 50), id_slot=1)
-            until(lambda: server.http.get("/props").json()["is_sleeping"])
+            sleep(server)
             assert cached(server, text("A", 50), id_slot=1) == n_tokens(server, text("A", 50)) - 1
             assert cached(server, text("B", 50), id_slot=0) == n_tokens(server, text("B", 50)) - 1
+
+
+TOY = ("-c", "4096", "-np", "2", "-ub", "32", "--cache-ram", "512", "--no-warmup", "--sleep-idle-seconds", "1")
+FIRST, SECOND = prompt(1, 150), prompt(2, 150)
+
+
+def continues(server: LlamaServer, slot: int, expected: str, **more: object) -> bool:
+    """Return true if the slot continues the first conversation, and computes at most a ubatch of the prompt."""
+    answer = completion(server, f"{FIRST} river", 12, id_slot=slot, **more)
+    return bool(answer["content"] == expected and answer["timings"]["prompt_n"] <= 32)
+
+
+def computed(server: LlamaServer, **more: object) -> str:
+    """Return the text after the first conversation, computed without a cache."""
+    return str(completion(server, f"{FIRST} river", 12, cache_prompt=False, **more)["content"])
+
+
+@pytest.mark.parametrize("toy", ["gemma2-dense", "qwen35-dense", "mamba2-dense"])  # window, hybrid, recurrent
+@pytest.mark.parametrize("flag", ["--kv-dynamic", "--no-kv-unified"])
+def test_models_with_checkpoints_continue(real: Real, toy: str, flag: str, tmp_path: Path) -> None:
+    with serving(real, real.text_model(toy), tmp_path / "log", *TOY, flag) as server:
+        expected = computed(server)
+        completion(server, FIRST, 1, id_slot=0)
+        completion(server, SECOND, 1, id_slot=0)
+        assert continues(server, 1, expected)
+        sleep(server)
+        assert continues(server, 0, expected)
+
+
+def test_draft_continues_with_conversation(real: Real, model: Path, tmp_path: Path) -> None:
+    draft = ("--spec-type", "draft-simple", "-md", model, "--spec-draft-n-max", "4", "--kv-dynamic")
+    with serving(real, model, tmp_path / "log", *TOY, *draft) as server:
+        expected = computed(server)
+        completion(server, FIRST, 1, id_slot=0)
+        completion(server, SECOND, 1, id_slot=0)
+        assert continues(server, 1, expected)
+        sleep(server)
+        answer = completion(server, f"{FIRST} river", 12, id_slot=0)
+        assert answer["content"] == expected
+        assert answer["timings"]["draft_n_accepted"] == answer["timings"]["draft_n"] > 0  # it drafts for itself
+
+
+def test_adapters_have_own_conversations(real: Real, model: Path, tmp_path: Path) -> None:
+    lora = adapter(model, tmp_path / "lora.gguf", "blk")
+    with serving(real, model, tmp_path / "log", *TOY, "--kv-dynamic", "--lora", lora) as server:
+        scales = [[{"id": 0, "scale": scale}] for scale in (0.0, 1.0)]
+        expected = [computed(server, lora=scale) for scale in scales]
+        assert expected[0] != expected[1]
+        for scale in scales:
+            completion(server, FIRST, 1, id_slot=0, lora=scale)
+            completion(server, SECOND, 1, id_slot=0, lora=scale)
+        for _ in range(2):
+            assert all(continues(server, 1, text, lora=scale) for text, scale in zip(expected, scales, strict=True))
+            sleep(server)
 
 
 def test_conversation_is_not_copied_for_an_unrelated_prefix(real: Real, smollm2: Path, tmp_path: Path) -> None:
