@@ -120,7 +120,7 @@ def test_files_match_results(place: Path) -> None:
 
 
 def test_types_and_serve_are_exclusive(place: Path) -> None:
-    with pytest.raises(UsageError, match="--types and --serve"):
+    with pytest.raises(UsageError, match="--types, --serve and --quality"):
         run(place, serve=True)
 
 
