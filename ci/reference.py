@@ -25,7 +25,7 @@ STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 def help_text(text: str) -> str:
     """Return the help text of an option: the first string literals of its code, with the defaults filled in."""
     first = re.search(rf"(?:{STRING.pattern}\s*)+", text)
-    words = "".join(STRING.findall(first[0] if first else "")).replace("\\n", " ").replace('\\"', '"')
+    words = "".join(STRING.findall(first[0] if first else "")).replace("\\n", "<br>").replace('\\"', '"')
     default = "disabled" if '"disabled"' in text else "those of --cache-type-k"
     return words.replace("%s", default).replace("%d, ", "")
 

@@ -230,7 +230,7 @@ def test_draft_without_cells_for_shared_prefix(real: Real, model: Path, tmp_path
         until(lambda: sum(slot["cells_shared"] >= 1165 for slot in of_slots(server)) == 3)
         part(server, "speculative", "load")
         assert [answer.result()["tokens_predicted"] for answer in running] == [900] * 3
-    assert "no memory for the draft, the batch goes on without it" in server.log
+    assert "no memory for the draft, the batch continues without it" in server.log
 
 
 def test_draft_catches_up_in_part(real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

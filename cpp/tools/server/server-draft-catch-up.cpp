@@ -39,7 +39,7 @@ bool server_draft_catch_up::can_skip(const common_batch & view) {
         return false;
     }
 
-    SRV_WRN("%s", "no memory for the draft, the batch goes on without it\n");
+    SRV_WRN("%s", "no memory for the draft, the batch continues without it\n");
 
     for (const auto & token : view.tokens) {
         auto & slot = slots[token.seq_id];
