@@ -112,7 +112,7 @@ void server_conversations::load(int id_slot, const server_task & task, const std
             saved->t_last_used = 0; // the slot keeps most of it
         }
     }
-    if (!is_found && is_usable && n_own == 0) {
+    if (!is_found && is_usable && n_own < std::min(N_LEAST, n_max)) {
         n_misses++;
     }
 
@@ -124,10 +124,12 @@ server_conversations::source server_conversations::find(
     source best;
 
     const auto add = [&](const source & cur) {
-        const int32_t n_gain = std::min<int32_t>(cur.n_usable, query.tokens.size() - 1) - n_own;
+        const int32_t n_max  = query.tokens.size() - 1;
+        const int32_t n_gain = std::min(cur.n_usable, n_max) - n_own;
 
-        // a long state for a short prefix costs more than it saves
-        if (n_gain <= 0 || N_LEAST*2*n_gain < cur.n_tokens || cur.n_tokens > n_tokens_max) {
+        // a long state for a short prefix costs more than it saves, and unrelated prompts may begin with the same few tokens
+        const bool is_short = (n_gain < 4 && 2*n_gain < n_max) || 2*N_LEAST*n_gain < cur.n_tokens;
+        if (n_gain <= 0 || is_short || cur.n_tokens > n_tokens_max) {
             return;
         }
 
@@ -206,7 +208,14 @@ server_conversations::restore_result server_conversations::restore(server_slot_v
 server_conversations::restore_result server_conversations::restore(server_slot_view & slot, const server_conversation & from) {
     bool is_invalid = false;
 
-    const bool ok = read_back(slot, [&]() { return write(slot, from, is_invalid); });
+    const bool ok = read_back(slot, [&]() {
+        try {
+            return write(slot, from, is_invalid);
+        } catch (const std::bad_alloc &) {
+            slot.prompt_clear(); // no memory for the tokens and checkpoints
+            return false;
+        }
+    });
 
     const auto it = std::find_if(entries.begin(), entries.end(), [&](const auto & cur) { return &cur == &from; });
     if (it != entries.end()) {
