@@ -31,6 +31,11 @@
     X(llama_memory_clear)         \
     X(llama_memory_seq_rm)        \
     X(llama_memory_seq_cp)        \
+    X(llama_memory_seq_add)       \
+    X(llama_memory_can_shift)     \
+    X(llama_state_seq_get_size)   \
+    X(llama_state_seq_get_data)   \
+    X(llama_state_seq_set_data)   \
     X(llama_decode)               \
     X(llama_synchronize)
 

@@ -23,6 +23,7 @@ void kv_bench_usage(const char * prog) {
     printf("         --limit                Also measure memcpy and page commits of the bytes of each growth.\n");
     printf("         --rounds N             Measure speed: create this and a static context N times, with alternating calls (default: 0).\n");
     printf("         --other FILE           With --rounds: create the static context with this libllama of another build.\n");
+    printf("         --base-type TYPE       With --rounds: use this type for K and V of the static context (default: as -ctk and -ctv).\n");
     printf("  -s,    --seed N               With --rounds: seed of the positions in memory; odd: load FILE first (default: 0).\n");
     printf("  -n,    --n-gen N              With --rounds: generate this many tokens at each depth (default: 24).\n");
     printf("  -p,    --n-prompt N           With --rounds: use prompt batches of this many tokens (default: 64).\n");
@@ -86,6 +87,7 @@ args_result kv_bench_parse_args(int argc, char ** argv, kv_bench_params & params
         else if (is("-ub",  "--ubatch-size"))  { ok = parse_u32(val, params.n_ubatch) && params.n_ubatch > 0; }
         else if (is("--rounds"))               { ok = parse_u32(val, params.n_round); }
         else if (is("--other"))                { params.other = val; }
+        else if (is("--base-type"))            { ok = parse_type(val, params.base_type); }
         else if (is("-s",   "--seed"))         { ok = parse_u32(val, params.seed); }
         else if (is("-n",   "--n-gen"))        { ok = parse_u32(val, params.n_gen); }
         else if (is("-p",   "--n-prompt"))     { ok = parse_u32(val, params.n_prompt) && params.n_prompt > 0; }
@@ -110,6 +112,10 @@ args_result kv_bench_parse_args(int argc, char ** argv, kv_bench_params & params
     }
     if (!params.other.empty() && params.n_round == 0) {
         fprintf(stderr, "error: --other needs --rounds.\n");
+        return args_result::error;
+    }
+    if (params.base_type != GGML_TYPE_COUNT && params.n_round == 0) {
+        fprintf(stderr, "error: --base-type needs --rounds.\n");
         return args_result::error;
     }
     if (!params.other.empty() && !params.device.empty()) {

@@ -37,6 +37,8 @@ struct kv_bench_params {
 
     std::string other; // libllama of another build for the static context
 
+    ggml_type base_type = GGML_TYPE_COUNT; // of K and V of the static context. GGML_TYPE_COUNT: type_k and type_v
+
     uint32_t n_gen    = 24;  // tokens generated at each depth
     uint32_t n_prompt = 64;  // tokens of a prompt batch
     uint32_t n_batch  = 6;   // consecutive prompt batches at each depth

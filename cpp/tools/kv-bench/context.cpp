@@ -24,7 +24,7 @@ static void log_callback(ggml_log_level level, const char * text, void * user_da
 }
 
 double seconds_of(const kv_bench_params & params) {
-    if (params.device.empty()) {
+    if (params.device.empty() && params.n_threads == 1) {
         return (double) std::clock()/CLOCKS_PER_SEC;
     }
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -69,7 +69,7 @@ bench_model::~bench_model() {
 // bench_context
 //
 
-bench_context::bench_context(const bench_model & model, const kv_bench_params & params, bool kv_dynamic) : api(model.api), params(params)
+bench_context::bench_context(const bench_model & model, const kv_bench_params & params) : api(model.api), params(params)
 #ifdef KV_BENCH_TYPES
     , budget(params.budget > 0 ? llama_memory_budget_init(params.budget*size_t(1024*1024), params.auto_quant.data(), params.auto_quant.size()) : nullptr,
             llama_memory_budget_free)
@@ -90,7 +90,7 @@ bench_context::bench_context(const bench_model & model, const kv_bench_params & 
     cparams.flash_attn_type = params.flash_attn;
     cparams.type_k          = params.type_k;
     cparams.type_v          = params.type_v;
-    cparams.kv_dynamic      = kv_dynamic;
+    cparams.kv_dynamic      = params.kv_dynamic;
 
     ctx = api.llama_init_from_model(model.model, cparams);
     if (ctx == nullptr) {
@@ -98,7 +98,7 @@ bench_context::bench_context(const bench_model & model, const kv_bench_params & 
     }
 
 #ifdef KV_BENCH_TYPES
-    if (kv_dynamic && budget && !llama_memory_budget_add(budget.get(), ctx)) {
+    if (params.kv_dynamic && budget && !llama_memory_budget_add(budget.get(), ctx)) {
         api.llama_free(ctx);
         throw std::runtime_error("this libllama has no budgets");
     }
@@ -131,6 +131,28 @@ call_result bench_context::fill(uint32_t n) {
     api.llama_memory_seq_rm(mem, SEQ_FILL, -1, -1);
 
     return res;
+}
+
+void bench_context::fill_by_copy(uint32_t n) {
+    if (n == n_filled && api.llama_state_seq_set_data(ctx, filled.data(), filled.size(), SEQ_FILL) > 0) {
+        api.llama_memory_seq_add(mem, SEQ_FILL, -1, -1, (llama_pos) n_past - (llama_pos) pos_filled);
+        api.llama_memory_seq_cp(mem, SEQ_FILL, SEQ_ALL, -1, -1);
+        api.llama_memory_seq_rm(mem, SEQ_FILL, -1, -1);
+        n_past += n;
+        return;
+    }
+
+    const uint32_t pos = n_past;
+    call(SEQ_FILL, n);
+
+    if (api.llama_memory_can_shift(mem)) {
+        filled.resize(api.llama_state_seq_get_size(ctx, SEQ_FILL));
+        n_filled   = api.llama_state_seq_get_data(ctx, filled.data(), filled.size(), SEQ_FILL) == filled.size() ? n : 0;
+        pos_filled = pos;
+    }
+
+    api.llama_memory_seq_cp(mem, SEQ_FILL, SEQ_ALL, -1, -1);
+    api.llama_memory_seq_rm(mem, SEQ_FILL, -1, -1);
 }
 
 call_result bench_context::decode(uint32_t n) {

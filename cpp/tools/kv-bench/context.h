@@ -14,9 +14,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 // Return the processor time of this process in seconds. With one thread, it is the time of a call on an idle machine,
-// independent of other load. With a device, return the time of the clock, because a device uses no processor time.
+// independent of other load. With several threads or a device, return the time of the clock: threads that wait use
+// processor time, and a device uses none.
 double seconds_of(const kv_bench_params & params);
 
 // null: no device is named or found
@@ -60,13 +62,14 @@ struct cache_full {};
 // throws std::runtime_error if the context cannot be created or a call fails, and cache_full
 class bench_context {
   public:
-    bench_context(const bench_model & model, const kv_bench_params & params, bool kv_dynamic);
+    bench_context(const bench_model & model, const kv_bench_params & params);
     ~bench_context();
 
     bench_context(const bench_context &) = delete;
     bench_context & operator=(const bench_context &) = delete;
 
     call_result fill(uint32_t n);   // without attention to the context
+    void fill_by_copy(uint32_t n);  // the same, with copies of the cells of a previous call of as many tokens, if possible
     call_result decode(uint32_t n); // with attention to the whole context
 
     void clear();
@@ -96,4 +99,8 @@ class bench_context {
 
     int32_t  n_vocab;
     uint32_t n_past = 0;
+
+    std::vector<uint8_t> filled; // state of n_filled tokens at the positions from pos_filled
+    uint32_t n_filled   = 0;
+    uint32_t pos_filled = 0;
 };

@@ -5,6 +5,8 @@
 
 #include <chrono>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #if defined(_WIN32)
 #define WIN32_LEAN_AND_MEAN
@@ -74,10 +76,30 @@ static double timed(F && f) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - t_start).count();
 }
 
-// seconds, 0 without enough memory
-static double time_memcpy(const fresh_memory & src) {
+// seconds, 0 without enough memory. each thread copies a part
+static double time_memcpy(const fresh_memory & src, int32_t n_threads) {
     fresh_memory dst(src.size);
-    return dst.data == nullptr ? 0.0 : timed([&]() { memcpy(dst.data, src.data, src.size); });
+    if (dst.data == nullptr) {
+        return 0.0;
+    }
+
+    const auto copy_part = [&](int32_t i) {
+        const size_t offs = src.size/n_threads*i;
+        const size_t end  = i == n_threads - 1 ? src.size : src.size/n_threads*(i + 1);
+
+        memcpy(dst.data + offs, src.data + offs, end - offs);
+    };
+
+    return timed([&]() {
+        std::vector<std::thread> threads;
+        for (int32_t i = 1; i < n_threads; ++i) {
+            threads.emplace_back(copy_part, i);
+        }
+        copy_part(0);
+        for (auto & thread : threads) {
+            thread.join();
+        }
+    });
 }
 
 static double time_commit(size_t size) {
@@ -108,7 +130,7 @@ static double time_memcpy(ggml_backend_dev_t dev, size_t size) {
     return timed([&]() { ggml_backend_tensor_copy(src, dst); });
 }
 
-growth_limit limit_growth(ggml_backend_dev_t dev, uint64_t n_bytes_copied, uint64_t n_bytes_added) {
+growth_limit limit_growth(ggml_backend_dev_t dev, uint64_t n_bytes_copied, uint64_t n_bytes_added, int32_t n_threads) {
     growth_limit res;
     if (dev != nullptr) {
         res.memcpy_seconds = n_bytes_copied > 0 ? time_memcpy(dev, n_bytes_copied) : 0.0;
@@ -119,7 +141,7 @@ growth_limit limit_growth(ggml_backend_dev_t dev, uint64_t n_bytes_copied, uint6
         fresh_memory src((size_t) n_bytes_copied);
         if (src.data != nullptr) {
             memset(src.data, 1, src.size);
-            res.memcpy_seconds = time_memcpy(src);
+            res.memcpy_seconds = time_memcpy(src, n_threads);
         }
     }
     if (n_bytes_added > 0) {

@@ -11,5 +11,5 @@ struct growth_limit {
     double commit_seconds = 0.0; // of the added bytes: the system maps fresh memory; on a device: allocated and zeroed
 };
 
-// measure on the device dev, or in host memory if null
-growth_limit limit_growth(ggml_backend_dev_t dev, uint64_t n_bytes_copied, uint64_t n_bytes_added);
+// measure on the device dev, or in host memory if null. n_threads: of the memcpy in host memory
+growth_limit limit_growth(ggml_backend_dev_t dev, uint64_t n_bytes_copied, uint64_t n_bytes_added, int32_t n_threads);

@@ -31,7 +31,7 @@ class measurement {
         const uint64_t before  = ctx.usage().used;
         const double   seconds = ctx.retype(type);
 
-        point(ggml_type_name(type), seconds, limit((before + ctx.usage().used)/2, 0).memcpy_seconds);
+        point(ggml_type_name(type), seconds, limit((before + ctx.usage().used)/2, 0, params.n_threads).memcpy_seconds);
     }
 
     void fill(uint32_t depth) {
@@ -45,9 +45,9 @@ class measurement {
 
   private:
     // exclude this memory from the context's peak
-    growth_limit limit(uint64_t n_bytes_copied, uint64_t n_bytes_added) {
+    growth_limit limit(uint64_t n_bytes_copied, uint64_t n_bytes_added, int32_t n_threads = 1) {
         stop();
-        const growth_limit found = limit_growth(device_of(params), n_bytes_copied, n_bytes_added);
+        const growth_limit found = limit_growth(device_of(params), n_bytes_copied, n_bytes_added, n_threads);
         start();
         return found;
     }
@@ -83,7 +83,7 @@ memory_result memory_measure(const kv_bench_params & params, const bench_model &
     res.device_before = device_bytes(device_of(params));
 
     const auto t_start = std::chrono::steady_clock::now();
-    bench_context ctx(model, params, params.kv_dynamic);
+    bench_context ctx(model, params);
     res.create_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - t_start).count();
 
     measurement now(params, ctx, res);

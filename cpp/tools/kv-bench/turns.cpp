@@ -12,7 +12,7 @@ class turns {
   public:
     static constexpr int N_CREATE = 6; // contexts created in a round; the last one is used
 
-    turns(const kv_bench_params & params, std::vector<pair_result> & res) : params(params), res(res), rng(params.seed) {
+    turns(const kv_bench_params & params, std::vector<pair_result> & res) : params(params), params_base(params_of_base(params)), res(res), rng(params.seed) {
     }
 
     void round(uint32_t i, const bench_model & model_test, const bench_model & model_base) {
@@ -27,7 +27,7 @@ class turns {
         std::unique_ptr<bench_context> base;
 
         for (int i_create = 0; i_create < N_CREATE; ++i_create) {
-            pair("create", [&] { return create(test, model_test, params.kv_dynamic); }, [&] { return create(base, model_base, false); });
+            pair("create", [&] { return create(test, model_test, params); }, [&] { return create(base, model_base, params_base); });
         }
 
         for (const uint32_t depth : params.depths) {
@@ -47,23 +47,41 @@ class turns {
     }
 
   private:
-    call_result create(std::unique_ptr<bench_context> & ctx, const bench_model & model, bool kv_dynamic) const {
+    static kv_bench_params params_of_base(kv_bench_params params) {
+        params.kv_dynamic = false;
+        if (params.base_type != GGML_TYPE_COUNT) {
+            params.type_k = params.base_type;
+            params.type_v = params.base_type;
+        }
+        return params;
+    }
+
+    static call_result create(std::unique_ptr<bench_context> & ctx, const bench_model & model, const kv_bench_params & params) {
         call_result created = {};
 
         ctx.reset();
 
         const double t_start = seconds_of(params);
-        ctx = std::make_unique<bench_context>(model, params, kv_dynamic);
+        ctx = std::make_unique<bench_context>(model, params);
         created.seconds = seconds_of(params) - t_start;
 
         return created;
     }
 
     void fill(bench_context & test, bench_context & base, uint32_t depth) const {
-        while (base.depth() < depth) {
-            const uint32_t n = std::min(params.n_ubatch, depth - base.depth());
-            test.fill(n);
-            base.fill(n);
+        while (base.depth() + 1 < depth) {
+            const uint32_t n = std::min(params.n_ubatch, depth - 1 - base.depth());
+            if (params.kv_dynamic) { // each batch grows the cache as a prompt does
+                test.fill(n);
+                base.fill(n);
+            } else {
+                test.fill_by_copy(n);
+                base.fill_by_copy(n);
+            }
+        }
+        if (base.depth() < depth) {
+            test.fill(1); // also rotates the copied cells, which is not measured
+            base.fill(1);
         }
     }
 
@@ -91,6 +109,7 @@ class turns {
     }
 
     const kv_bench_params & params;
+    const kv_bench_params   params_base;
 
     std::vector<pair_result> & res;
 
