@@ -1,8 +1,9 @@
 """Measure changes of the cells' types: their time, the tokens that a budget holds, and the loss of precision.
 
-Changes: a full cache, in place and by copy, is changed to one type after the other. For comparison, `memcpy` copies
-the same number of bytes into fresh memory: half of the cells' bytes before and after, as each is read or written
-once. *Over steady* is the peak of the process minus the larger of its sizes before and after.
+Changes: a full cache, in place and by copy, is changed to one type after the other, with all cores. For comparison,
+`memcpy` copies the same number of bytes into fresh memory with as many threads: half of the cells' bytes before and
+after, as each is read or written once. *Over steady* is the peak of the process minus the larger of its sizes before
+and after.
 
 Budget: 2 GiB, and cells as large as Llama-2-7B's (512 KiB: filling it with small cells would take hours). The
 tokens of a static cache are calculated from its size. The others are filled until they are full, with f16 alone, and
@@ -173,7 +174,7 @@ def measure_changes(bench: KvBench, cells: int) -> tuple[Change, ...]:
     """Measure the changes in place and by copy."""
 
     def change(mode: str) -> list[Change]:
-        return bench.answer(_changes, mode, cells, [cells], "--retype", ",".join(CHANGES))
+        return bench.answer(_changes, mode, cells, [cells], "-t", str(cores()), "--retype", ",".join(CHANGES))
 
     return tuple(itertools.chain(*bench.console.each("changing types", (IN_PLACE, COPY), change)))
 
@@ -227,6 +228,11 @@ def type_bars(
             bytes_bar(f"peak over steady, {c.types}", c.mode, c.over_steady, c.layer + SPARE * (c.mode == COPY))
             for c in changes
             if c.after < c.before
+        ),
+        *(
+            Bar(f"time / memcpy, {c.types}", c.mode, ratio(c.seconds, c.memcpy), most=1.5)
+            for c in changes
+            if c.types == "f16 to q8_0"
         ),
         *(Bar("committed / budget", h.cache, h.committed / h.budget, most=1) for h in dynamic),
         *(Bar("tokens / static", h.cache, ratio(h.tokens, static.tokens), least=1) for h in dynamic),

@@ -16,6 +16,7 @@ from kvtool.commands.verify_model import model_path
 from kvtool.compile import cmake
 from kvtool.errors import DiskError, MeasureError, UsageError, writing
 from kvtool.locks import try_lock_dir
+from kvtool.machine import cores
 from kvtool.options import BinDir, Context, Env, env_of, reject
 from kvtool.verify import checks, models
 from kvtool.worktree.status import read_applied
@@ -40,17 +41,19 @@ class Options:
     chats: int = 8
     types: bool = False
     quality: bool = False
+    attention: bool = False
     strict: bool = False
     bin_dir: Path | None = None
 
 
 def _check(options: Options) -> None:
     no_library = options.baseline and not (options.baseline / "libllama.so").is_file()
+    several = options.types + options.serve + options.quality + options.attention > 1
     reject(
         "bench",
         (options.n_ctx < 2048, f"--ctx {options.n_ctx} is too small to measure in: 2048 or more"),
         (options.chats < 2, "a single chat cannot share a prompt: --chats 2 or more"),
-        (options.types + options.serve + options.quality > 1, "--types, --serve and --quality exclude each other"),
+        (several, "--types, --serve, --quality and --attention exclude each other"),
         (options.quality and not options.model, "--quality needs a trained model: --model smollm2, or a file"),
         (options.rounds and options.rounds < 2, "an interval needs two rounds: --rounds 2 or more"),
         (options.model and not options.model.is_file(), f"there is no {options.model}"),
@@ -109,6 +112,20 @@ def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
     return serve.ServeResult(model.name, serve.serve_bars(rows), skipped, load, rows)
 
 
+def _attention(env: Env, options: Options, program: Path, work: Path) -> Report:
+    """Depths that do not fit into the context are left out."""
+    from kvtool.bench import attention
+
+    fixed = attention.QUICK_DEPTHS if options.quick else attention.DEPTHS
+    depths = [d for d in fixed if d + attention.BEYOND <= options.n_ctx]
+    rounds = options.rounds or (2 if options.quick else 4)
+    bench = runs.KvBench(program, options.model or models.cache_model(models.SMOLLM2_135M, work), env.console)
+    unpatched = options.baseline.absolute() / "libllama.so" if options.baseline else None
+    speeds = attention.measure_types(bench, depths[-1] + attention.BEYOND, depths, rounds, unpatched)
+    name = options.model.name if options.model else models.SMOLLM2_135M.name
+    return attention.AttentionResult(name, attention.attention_bars(speeds), "", cores(), rounds, speeds)
+
+
 def _measure(env: Env, options: Options, program: Path, work: Path) -> Report:
     """Depths that do not fit into a context are left out."""
     n_ctx, speed_ctx, given = options.n_ctx, min(options.n_ctx, SPEED_CONTEXT), options.model
@@ -136,7 +153,12 @@ def run_benchmark(env: Env, options: Options) -> Report:
     program = process.require_program(bin_dir.absolute(), name, MeasureError, f"kvtool build --target {name}")
     applied = read_applied(env.project.tree)
     work = models.workplace(env.project, "bench", applied=applied is not None)
-    kinds = (_serve, options.serve), (_types, options.types), (_quality, options.quality)
+    kinds = (
+        (_serve, options.serve),
+        (_types, options.types),
+        (_quality, options.quality),
+        (_attention, options.attention),
+    )
     with try_lock_dir(work, MeasureError, "bench is running"):
         measure = next((do for do, wanted in kinds if wanted), _measure)
         found = measure(env, options, program, work)
@@ -160,7 +182,12 @@ def command(
         ),
     ] = "",
     rounds: Annotated[
-        int, Option("--rounds", metavar="N", help="Number of new contexts for speed; 0: 12, or 4 with --quick.")
+        int,
+        Option(
+            "--rounds",
+            metavar="N",
+            help="Number of new contexts for speed; 0: 12, or 4 with --quick (with --attention: 4 or 2).",
+        ),
     ] = 0,
     n_ctx: Annotated[int, Option("--ctx", "-c", metavar="N", help="Size of the context in cells.")] = CONTEXT,
     baseline: Annotated[
@@ -178,6 +205,9 @@ def command(
     ] = False,
     quality: Annotated[
         bool, Option("--quality", help="Measure the loss of smaller types on real text, with a trained model.")
+    ] = False,
+    attention: Annotated[
+        bool, Option("--attention", help="Measure prompts and tokens with smaller types of cells, on all cores.")
     ] = False,
     strict: Annotated[bool, Option("--strict", help="Exit 8 when a bar is missed.")] = False,
     bin_dir: BinDir = None,
@@ -211,6 +241,11 @@ def command(
 
         kvtool bench --quality --model smollm2 --out bench
 
+    With --attention: the speed of prompts and tokens with q8_0 and q4_0 cells relative to f16, at depths of 512 to 8192
+    tokens. With --baseline, each type is also compared with the same type in an unpatched build.
+
+        kvtool bench --attention -m smollm2 --baseline ../llama.cpp/build/bin
+
     Exit codes: 4 stale tree, 7 build, 8 a measurement failed, or with --strict a bar was missed.
     """
     options = Options(
@@ -224,6 +259,7 @@ def command(
         chats=chats,
         types=types,
         quality=quality,
+        attention=attention,
         strict=strict,
         bin_dir=bin_dir,
     )

@@ -56,6 +56,15 @@ def test_every_bar_is_measured(benched: dict[str, Any]) -> None:
     assert [b["name"] for b in benched["bars"] if b["met"] is None] == []
 
 
+def test_types_are_compared_at_all_depths(real: Real) -> None:
+    toy = str(real.toys / "llama-dense.gguf")
+    code, document = kvtool("bench", "--attention", "--quick", "--bin", str(real.bin), "--model", toy)
+    assert code == 0, document
+    calls = [(kind, depth) for kind in ("prompt", "generate") for depth in (512, 2048)]
+    found = [(s["type"], s["base"], s["kind"], s["depth"], s["rounds"]) for s in document["speeds"]]
+    assert found == [(name, "f16", *call, 2) for name in ("q8_0", "q4_0") for call in calls]
+
+
 def test_server_answers_all_chats(real: Real) -> None:
     code, document = kvtool("bench", "--serve", "--quick", "--chats", "3", "--bin", str(real.bin))
     assert code == 0, document

@@ -1,0 +1,162 @@
+"""Measure the speed of prompts and tokens with each type of cells, at several depths of the context.
+
+Two static contexts with flash attention are in one process, and their calls alternate. They use all cores, and the
+clock measures them. Each round creates both contexts again and yields one ratio, the median over its pairs. The
+interval is Student's over the rounds (`kvtool/bench/speed.py` has the formula). First, each smaller type is compared
+with f16. With `--baseline`, each type is then compared with the same type in an unpatched build. A round of those is
+two processes, because the library that is loaded first has an advantage. *At* is the number of tokens in the context
+before the calls; it is filled without attention, which is not measured.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvtool.bench import plots
+from kvtool.bench.report import STATIC, Bar, Report, Table
+from kvtool.bench.runs import KvBench
+from kvtool.bench.speed import Figure, Pair, by_round, speed_without_growth
+from kvtool.machine import cores
+from kvtool.result import from_plain
+
+HOW = (__doc__ or "").partition("\n\n")[2]
+F16, UNPATCHED = "f16", "unpatched"
+TYPES = ("q8_0", "q4_0")
+DEPTHS, QUICK_DEPTHS = (512, 2048, 4096, 8192), (512, 2048)
+KINDS = "prompt", "generate"
+BATCH = 64  # tokens of a prompt; fewer than 64 are not a prompt for flash attention
+CALLS = {"-p": BATCH, "-b": 3, "-n": 16}
+BEYOND = 1024  # tokens that kv-bench needs beyond the last depth
+_COLOURS = {"f16": plots.GREY, "q8_0": plots.BLUE, "q4_0": plots.ORANGE}
+_TITLES = {"prompt": f"Prompts of {BATCH} tokens", "generate": "Generated tokens"}
+
+# the lowest speed relative to f16 at the depths of the bars, by kind of call and type
+_LEAST = {("prompt", "q8_0"): 0.97, ("prompt", "q4_0"): 0.95, ("generate", "q8_0"): 1.0, ("generate", "q4_0"): 0.95}
+_AT = {"prompt": (2048, 4096), "generate": (4096,)}
+
+
+@dataclass(frozen=True)
+class TypeSpeed:
+    """Compare the speed of one type with f16, or with the same type in an unpatched build.
+
+    base: "f16" or "unpatched"
+    kind: "prompt" or "generate"
+    base_seconds, seconds: medians of one call
+    """
+
+    type: str
+    base: str
+    kind: str
+    depth: int
+    n_tokens: int
+    base_seconds: float
+    seconds: float
+    ratio: Figure
+    pairs: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class AttentionResult(Report):
+    """Report the speed of each type at each depth."""
+
+    name, how, said = "attention", HOW, "{threads} threads, {rounds} rounds of each"
+    threads: int
+    rounds: int
+    speeds: tuple[TypeSpeed, ...]
+
+    def tables(self) -> tuple[Table, ...]:
+        """Return the table of speeds."""
+        rows = []
+        for s in self.speeds:
+            each = [f"{s.n_tokens / seconds:.1f}" for seconds in (s.base_seconds, s.seconds)]
+            rows.append((s.type, s.base, s.kind, str(s.depth), *each, str(s.ratio)))
+        return (("Speed", ("type", "against", "call", ">at", ">its tokens/s", ">tokens/s", ">ratio"), rows),)
+
+    def pictures(self) -> dict[str, bytes]:
+        """Draw tokens per second against depth, for prompts and for tokens; dotted lines are the unpatched build."""
+        with plots.picture(self.name, 2, rows=2, size=(8, 8)) as (files, axes):
+            for kind, axis in zip(KINDS, axes, strict=True):
+                for (name, build), points in _lines(self.speeds, kind).items():
+                    depths = sorted(points)
+                    label = f"{name} {build}".rstrip()
+                    style = {"color": _COLOURS[name], "linestyle": ":" if build else "-", "marker": "o"}
+                    axis.plot(depths, [points[depth] for depth in depths], label=label, **style)
+                axis.set(title=_TITLES[kind], xlabel="tokens in the context", ylabel="tokens per second")
+                axis.set(ylim=(0, None), xlim=(0, None))
+                axis.xaxis.set_major_formatter(plots.thousands)
+        return files
+
+
+def _lines(speeds: Sequence[TypeSpeed], kind: str) -> dict[tuple[str, str], dict[int, float]]:
+    """Return tokens per second by depth, for each type and build.
+
+    The speed of f16 is the median over all its comparisons.
+    """
+    found: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for s in (s for s in speeds if s.kind == kind):
+        base = (F16, "") if s.base == F16 else (s.type, UNPATCHED)
+        for key, seconds in ((base, s.base_seconds), ((s.type, ""), s.seconds)):
+            found.setdefault(key, {}).setdefault(s.depth, []).append(s.n_tokens / seconds)
+    return {key: {d: statistics.median(each) for d, each in points.items()} for key, points in found.items()}
+
+
+def measure_types(
+    bench: KvBench, n_ctx: int, depths: Sequence[int], rounds: int, unpatched: Path | None
+) -> tuple[TypeSpeed, ...]:
+    """Measure each smaller type against f16, and with an unpatched libllama all types against that build."""
+    turns = [(name, F16) for name in TYPES] + [(name, UNPATCHED) for name in (F16, *TYPES) if unpatched]
+    seeds = range(2 * max(2, rounds // 2))
+    runs = [(*turn, seed) for turn in turns for seed in (seeds if turn[1] == UNPATCHED else [0])]
+
+    def measure(run: tuple[str, str, int]) -> list[Pair]:
+        name, base, seed = run
+        other = ["--rounds", str(rounds), "--base-type", F16]
+        if base == UNPATCHED:
+            other = ["--rounds", "1", "--other", str(unpatched), "--seed", str(seed)]
+        calls = [str(each) for call in CALLS.items() for each in call]
+        more = "-t", str(cores()), "-ctk", name, "-ctv", name, *calls, *other
+        pairs = bench.answer(_pairs, STATIC, n_ctx, depths, *more)
+        return [replace(pair, round=pair.round + seed // 2) for pair in pairs]
+
+    found = bench.console.each("measuring speed", runs, measure, lambda run: f"{run[0]} against {run[1]}")
+    speeds: list[TypeSpeed] = []
+    for name, base in turns:
+        pairs = [pair for run, some in zip(runs, found, strict=True) if run[:2] == (name, base) for pair in some]
+        speeds += _speeds(name, base, pairs)
+    return tuple(speeds)
+
+
+def _pairs(_mode: str, said: Mapping[str, Any]) -> list[Pair]:
+    return [from_plain(Pair, p) for p in said["pairs"]]
+
+
+def _speeds(name: str, base: str, pairs: Sequence[Pair]) -> list[TypeSpeed]:
+    """Return the speed of one comparison for every kind of call and depth."""
+    found = []
+    for kind in KINDS:
+        for depth in sorted({p.depth for p in pairs if p.kind == kind}):
+            calls = [p for p in pairs if (p.kind, p.depth) == (kind, depth)]
+            if ratio := by_round(calls, speed_without_growth):
+                base_seconds = statistics.median(p.base for p in calls)
+                seconds = statistics.median(p.test for p in calls)
+                call = name, base, kind, depth, calls[0].n_tokens
+                found.append(TypeSpeed(*call, base_seconds, seconds, ratio, len(calls), len({p.round for p in calls})))
+    return found
+
+
+def attention_bars(speeds: Sequence[TypeSpeed]) -> tuple[Bar, ...]:
+    """Return the bars: smaller types against f16 at the depths of the bars, and f16 against an unpatched build."""
+    found = []
+    for s in speeds:
+        if s.base == F16 and s.depth in _AT[s.kind]:
+            least, most = _LEAST[s.kind, s.type], None
+        elif s.base == UNPATCHED and s.type == F16:
+            least, most = 0.99, 1.01
+        else:
+            continue
+        name, at = f"{s.kind} speed / {s.base}", f"at {s.depth}"
+        found.append(Bar(name, s.type, s.ratio.value, least, most, note=at, low=s.ratio.low, high=s.ratio.high))
+    return tuple(found)
