@@ -22,10 +22,15 @@ endfunction()
 # of kv-check
 kv_test(reference ${KV_TESTS_DIR}/../tools/kv-check/reference.cpp ${KV_TESTS_DIR}/../tools/kv-check/values.cpp)
 
-# every type of K and V on a CPU: not every upstream has the patch for it
-file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cpu/ops.cpp has_flash_attn_types REGEX ggml_compute_forward_flash_attn_ext_split_kv)
+# every type of K and V on a CPU, and rotations: not every upstream has the patches for them
+file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cpu/ops.cpp has_flash_attn_types REGEX ggml_cpu_get_to_float)
 if (has_flash_attn_types)
     kv_test(flash-attn)
+endif()
+
+file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cpu/ops.cpp has_hadamard_vec REGEX ggml_fwht_vec)
+if (has_hadamard_vec)
+    kv_test(hadamard)
 endif()
 
 # on Windows, what is tested has no names outside of a shared library
