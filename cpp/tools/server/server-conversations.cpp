@@ -281,6 +281,12 @@ bool server_conversations::write(server_slot_view & slot, const server_conversat
     return true;
 }
 
+static bool has_checkpoint(const server_prompt & prompt, const common_prompt_checkpoint & ckpt) {
+    return std::any_of(prompt.checkpoints.begin(), prompt.checkpoints.end(), [&](const auto & cur) {
+        return cur.n_tokens == ckpt.n_tokens && cur.pos_min == ckpt.pos_min && cur.pos_max == ckpt.pos_max;
+    });
+}
+
 server_conversation * server_conversations::save_entry(server_slot_view & slot, bool may_drop) {
     if (!can_save() || !has_conversation(slot)) {
         return nullptr;
@@ -316,10 +322,11 @@ server_conversation * server_conversations::save_entry(server_slot_view & slot, 
         return nullptr;
     }
 
-    // with a window, earlier states of the conversation are of use for a branch only
+    // with a window, earlier states of the conversation are of use for a branch only, and the new entry has their checkpoints
     for (auto & entry : entries) {
-        if (is_start_of(entry.prompt, conv->prompt)) {
+        if (&entry != in_use && is_start_of(entry.prompt, conv->prompt)) {
             entry.t_last_used = 0;
+            entry.prompt.checkpoints.remove_if([&](const auto & cur) { return has_checkpoint(conv->prompt, cur); });
         }
     }
 
