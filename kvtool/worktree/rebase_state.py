@@ -69,7 +69,7 @@ class RebaseState:
     conflicts: tuple[FileConflict, ...] = ()  # of the stop, as git left them
 
     @property
-    def back(self) -> tuple[str, ...]:
+    def checkout_args(self) -> tuple[str, ...]:
         """Return the arguments of git checkout that return to the state before the rebase."""
         return (self.branch,) if self.branch else ("--detach", self.head)
 
@@ -355,7 +355,7 @@ def abort(git: Git, console: Console, state: RebaseState) -> str:
         at = recover(git, state).at
     reject_untracked(git, at, state.head)
     write_state(git.repo, replace(state, phase="aborting", at=at, to=state.head))
-    run_checkout(git, console, *state.back)
+    run_checkout(git, console, *state.checkout_args)
     if git.resolve("HEAD^{commit}") != state.head:
         raise TreeError(
             f"{git.repo}: branch {state.branch} moved during the rebase",

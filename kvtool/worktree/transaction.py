@@ -163,7 +163,7 @@ def roll_back(project: Project, git: Git, console: Console, state: RebaseState) 
     await_git(tree)  # an earlier roll_back() may have been killed
     finish_interrupted(git)
     stage.restore("old")
-    run_checkout(git, console, *state.back)
+    run_checkout(git, console, *state.checkout_args)
     branch = f"refs/heads/{branch_of(state.tag)}"
     if branch != f"refs/heads/{state.branch}":  # restore the branch, unless it was moved since
         back = (branch, plan["branch"]) if plan["branch"] else ("-d", branch)
