@@ -8,21 +8,21 @@
 extern "C" {
 #endif
 
-    // memory behind the KV cells and the recurrent states of a context
+    // memory of the KV cells and the recurrent states of a context
     struct llama_memory_usage {
         size_t   reserved;       // bytes at full size: the size of the cache without kv_dynamic
-        size_t   committed;      // bytes that are taken now
-        size_t   used;           // bytes behind the cells that hold a token
+        size_t   committed;      // bytes with memory
+        size_t   used;           // bytes of the cells with a token
         uint32_t n_cells;        // cells with memory, over all streams of the largest KV cache
-        uint32_t n_cells_max;    // the same at full size
-        uint32_t n_cells_used;   // the same that hold a token
-        uint32_t n_grow;         // times the context has grown
-        uint32_t n_shrink;       // times it has given memory back
-        size_t   n_bytes_copied; // bytes moved for that
-        int64_t  t_grow_us;      // time all growths took
-        int64_t  t_grow_max_us;  // time the longest one took
-        uint32_t n_retype;       // times the types of the KV cells have changed
-        int64_t  t_retype_us;    // time that took
+        uint32_t n_cells_max;    // cells at full size
+        uint32_t n_cells_used;   // cells with a token
+        uint32_t n_grow;         // number of growths
+        uint32_t n_shrink;       // number of times that memory was freed
+        size_t   n_bytes_copied; // bytes that growths and shrinks copied
+        int64_t  t_grow_us;      // duration of all growths
+        int64_t  t_grow_max_us;  // duration of the longest growth
+        uint32_t n_retype;       // number of changes of type
+        int64_t  t_retype_us;    // duration of all changes of type
         uint32_t n_no_memory;    // failed allocations for cells, including those of a state
     };
 
@@ -30,7 +30,7 @@ extern "C" {
     // All members are 0 if the small host memory for counting cannot be allocated
     LLAMA_API struct llama_memory_usage llama_get_memory_usage(const struct llama_context * ctx);
 
-    // cells that hold a token of a sequence
+    // cells with a token of a sequence
     struct llama_seq_cells {
         uint32_t n_cells;
         uint32_t n_shared; // of these: with other sequences
@@ -49,7 +49,7 @@ extern "C" {
         struct llama_seq_cells window; // of the largest one with a window
     };
 
-    // Looks at every cell on each call and keeps no counters. Works with and without kv_dynamic
+    // Reads every cell on each call and keeps no counters. Works with and without kv_dynamic
     // All members are 0 if the small host memory for counting cannot be allocated
     // Not thread-safe, as llama_decode()
     LLAMA_API struct llama_seq_usage llama_memory_seq_usage(const struct llama_context * ctx, llama_seq_id seq_id);

@@ -220,11 +220,11 @@ const std::vector<server_memory_stats::item<llama_memory_budget_usage>> & server
     using usage = llama_memory_budget_usage;
 
     static const std::vector<item<usage>> res = {
-        { "bytes",           "gauge",   "KV budget: bytes, 0 for what there is",                   [](const usage & u) -> json { return u.n_bytes;   } },
-        { "committed_bytes", "gauge",   "KV budget: bytes that are taken",                         [](const usage & u) -> json { return u.committed; } },
-        { "loaded_bytes",    "gauge",   "KV budget: of these, by the projector and the draft model", [](const usage & u) -> json { return u.other;     } },
-        { "down_total",      "counter", "KV budget: times that cells have taken smaller types",    [](const usage & u) -> json { return u.n_down;    } },
-        { "up_total",        "counter", "KV budget: times that they have gone back to the first",  [](const usage & u) -> json { return u.n_up;      } },
+        { "bytes",           "gauge",   "KV budget: the limit in bytes, 0 without one",            [](const usage & u) -> json { return u.n_bytes;   } },
+        { "committed_bytes", "gauge",   "KV budget: committed bytes",                              [](const usage & u) -> json { return u.committed; } },
+        { "loaded_bytes",    "gauge",   "KV budget: committed bytes of the projector and the draft model", [](const usage & u) -> json { return u.other;     } },
+        { "down_total",      "counter", "KV budget: number of changes to smaller types",           [](const usage & u) -> json { return u.n_down;    } },
+        { "up_total",        "counter", "KV budget: number of returns to the first types",         [](const usage & u) -> json { return u.n_up;      } },
     };
 
     return res;
@@ -252,18 +252,18 @@ const std::vector<server_memory_stats::item<server_conversations::usage>> & serv
 const std::vector<server_memory_stats::item<server_memory_stats::context>> & server_memory_stats::context_items() {
     static const std::vector<item<context>> res = {
         { "reserved_bytes",        "gauge",   "KV cache and recurrent states: bytes at full size",           [](const context & c) -> json { return c.now.reserved; } },
-        { "committed_bytes",       "gauge",   "KV cache and recurrent states: bytes that are taken",         [](const context & c) -> json { return c.now.committed; } },
-        { "used_bytes",            "gauge",   "KV cache and recurrent states: bytes behind tokens",          [](const context & c) -> json { return c.now.used; } },
+        { "committed_bytes",       "gauge",   "KV cache and recurrent states: bytes with memory",            [](const context & c) -> json { return c.now.committed; } },
+        { "used_bytes",            "gauge",   "KV cache and recurrent states: bytes of cells with a token",  [](const context & c) -> json { return c.now.used; } },
         { "cells_max",             "gauge",   "KV cache: cells at full size",                                [](const context & c) -> json { return c.now.n_cells_max; } },
         { "cells",                 "gauge",   "KV cache: cells with memory",                                 [](const context & c) -> json { return c.now.n_cells; } },
-        { "cells_used",            "gauge",   "KV cache: cells that hold a token",                           [](const context & c) -> json { return c.now.n_cells_used; } },
-        { "fragmentation",         "gauge",   "KV cache and recurrent states: part of the taken bytes that is behind no token", [](const context & c) -> json { return c.now.committed ? 1.0 - double(c.now.used)/c.now.committed : 0.0; } },
-        { "grow_total",            "counter", "KV cache: times that it has grown",                           [](const context & c) -> json { return c.past.n_grow         + c.now.n_grow; } },
-        { "shrink_total",          "counter", "KV cache: times that it has given memory back",               [](const context & c) -> json { return c.past.n_shrink       + c.now.n_shrink; } },
-        { "copied_bytes_total",    "counter", "KV cache: bytes that were moved for that",                    [](const context & c) -> json { return c.past.n_bytes_copied + c.now.n_bytes_copied; } },
-        { "grow_seconds_total",    "counter", "KV cache: time spent growing",                                [](const context & c) -> json { return (c.past.t_grow_us     + c.now.t_grow_us)/1e6; } },
-        { "retype_total",          "counter", "KV cache: times that its types have changed",                 [](const context & c) -> json { return c.past.n_retype       + c.now.n_retype; } },
-        { "retype_seconds_total",  "counter", "KV cache: time spent changing its types",                     [](const context & c) -> json { return (c.past.t_retype_us   + c.now.t_retype_us)/1e6; } },
+        { "cells_used",            "gauge",   "KV cache: cells with a token",                                [](const context & c) -> json { return c.now.n_cells_used; } },
+        { "fragmentation",         "gauge",   "KV cache and recurrent states: share of the committed bytes without a token",    [](const context & c) -> json { return c.now.committed ? 1.0 - double(c.now.used)/c.now.committed : 0.0; } },
+        { "grow_total",            "counter", "KV cache: number of growths",                                 [](const context & c) -> json { return c.past.n_grow         + c.now.n_grow; } },
+        { "shrink_total",          "counter", "KV cache: number of times that memory was freed",             [](const context & c) -> json { return c.past.n_shrink       + c.now.n_shrink; } },
+        { "copied_bytes_total",    "counter", "KV cache: bytes that growths and shrinks copied",             [](const context & c) -> json { return c.past.n_bytes_copied + c.now.n_bytes_copied; } },
+        { "grow_seconds_total",    "counter", "KV cache: seconds spent growing",                             [](const context & c) -> json { return (c.past.t_grow_us     + c.now.t_grow_us)/1e6; } },
+        { "retype_total",          "counter", "KV cache: number of changes of type",                         [](const context & c) -> json { return c.past.n_retype       + c.now.n_retype; } },
+        { "retype_seconds_total",  "counter", "KV cache: seconds spent on changes of type",                  [](const context & c) -> json { return (c.past.t_retype_us   + c.now.t_retype_us)/1e6; } },
     };
 
     return res;
