@@ -214,7 +214,7 @@ class _Importer:
                 each: Callable[[str, Sequence[str]], Iterable[str]] = self.each
                 plan = plan_import(scratch, base, head, name, squash=self.squash, each=each)
                 notes = list(plan.notes)
-                if not base.commit:
+                if not base.commit and self.squash:
                     notes.append(f"the fork's history does not have {base.tag}: each patch has all changes of a folder")
                 if fork.line("rev-parse", "--is-shallow-repository") == "true":
                     notes.append("the fork is a shallow clone: to keep older commits, run git fetch --unshallow there")

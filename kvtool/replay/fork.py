@@ -3,8 +3,12 @@
 The fork's own commits after the last merge of upstream are kept one by one. Older commits are moved onto the base, file
 by file: a file keeps its commits if moving them reproduces the fork's content. Other files are squashed into one patch
 per folder.
+
+A fork can have upstream's files without upstream's commit, for example after a squashed merge. Then the commit that
+resembles upstream most stands for the merge: its difference is squashed, and later commits are kept.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,6 +86,10 @@ def _named_base(git: Git, head: str, lock: Lock, wanted: str) -> ForkBase | None
         common = git.run("merge-base", commit, head, check=False).stdout.strip()
         if not common:  # a history of its own: only the trees can be compared
             return replace(_base_at(git, commit, lock, "--base", wanted), commit="")
+        base = replace(_base_at(git, commit, lock, "--base", wanted), commit="")
+        nearest, differ = _nearest_commit(git, base.tree, head)
+        if nearest and 2 * differ < len(git.changed(common, base.tree)):
+            return base  # a squashed merge
         raise UsageError(
             f"{head[:10]} does not contain {wanted}",
             why=f"the two histories part at {common[:10]}",
@@ -147,7 +155,18 @@ def plan_import(
     tree = git.line("rev-parse", f"{head}^{{tree}}")
     theirs, final = read_tree(git, base.tree), read_tree(git, tree)
     wanted = patch_paths(theirs, final)
-    start, line = (head, ()) if squash or not base.commit else _kept_line(git, base.commit, head)
+    notes: tuple[str, ...] = ()
+    start, line = head, tuple[str, ...]()
+    if base.commit and not squash:
+        start, line = _kept_line(git, base.commit, head)
+    elif not squash:
+        start, differ = _nearest_commit(git, base.tree, head)
+        line = tuple(git.line("rev-list", "--first-parent", "--reverse", f"{start}..{head}").split())
+        subject = git.line("show", "--no-patch", "--format=%s", start)
+        notes = (
+            f"the fork's history does not have {base.tag}; nearest is {start[:10]} ({subject}): {differ} files differ "
+            f"there, and are squashed; commits after it: {len(line)}",
+        )
     planner = _Planner(git, base, name, wanted)
     older: list[ForkPatch] = []
     if start != base.commit:
@@ -157,7 +176,7 @@ def plan_import(
     blobs = tuple(Blob(entry.mode, entry.id, path) for path, entry in sorted(final.items()) if path not in wanted)
     links = tuple(path for path, entry in sorted(final.items()) if entry.mode == "160000" and theirs.get(path) != entry)
     patches = _with_own_subjects([*older, *newer])
-    return ForkPlan(base, head, tree, blobs, tuple(patches), (*planner.only_new_files, *nothing), links)
+    return ForkPlan(base, head, tree, blobs, tuple(patches), (*planner.only_new_files, *nothing), links, notes)
 
 
 def _kept_line(git: Git, base: str, head: str) -> tuple[str, tuple[str, ...]]:
@@ -176,6 +195,31 @@ def _kept_line(git: Git, base: str, head: str) -> tuple[str, tuple[str, ...]]:
     if git.resolve(f"{line[-1]}^1") == base:
         return base, tuple(reversed(line))
     return line[-1], tuple(reversed(line[:-1]))
+
+
+def _nearest_commit(git: Git, tree: str, head: str) -> tuple[str, int]:
+    """Return the first-parent commit of a fork whose files differ least from a tree, and how many files differ.
+
+    The oldest of several equal commits is returned. The whole history is read in two git calls.
+    """
+    wanted = read_tree(git, tree)
+    rows = git.line("log", "--first-parent", "--reverse", "--format=%H %T", head).split()
+    commits, trees = rows[::2], rows[1::2]
+    now = read_tree(git, trees[0])
+    differ = {path for path in {*wanted, *now} if wanted.get(path) != now.get(path)}
+    best = (len(differ), commits[0])
+    pairs = "".join(f"{old} {new}\n" for old, new in itertools.pairwise(trees) if old != new)
+    flags = ("diff-tree", "--stdin", "-r", "-z", "--raw", "--no-renames", "--no-abbrev")
+    text = git.run(*flags, input=pairs).raw.decode("utf-8", "surrogateescape") if pairs else ""
+    by_pair = iter(re.split(r"(?:^|(?<=\0))[0-9a-f]{40} [0-9a-f]{40}\n", text)[1:])
+    for commit, old, new in zip(commits[1:], trees, trees[1:], strict=False):
+        words = next(by_pair).split("\0") if old != new else []
+        for meta, path in zip(words[::2], words[1::2], strict=False):
+            _, mode, _, blob, _ = meta.split()
+            is_equal = wanted.get(path, ABSENT) == (Entry(mode, blob) if mode.strip("0") else ABSENT)
+            (differ.discard if is_equal else differ.add)(path)
+        best = min(best, (len(differ), commit), key=lambda pair: pair[0])
+    return best[1], best[0]
 
 
 @dataclass

@@ -202,6 +202,33 @@ def test_base_outside_fork_is_refused(empty: Tiny, kvtool: Any, fork: Path) -> N
     assert ran.code == 2 and f"--base {base[:10]}" in ran.json["error"]["next"]
 
 
+@pytest.mark.parametrize("history", ["upstream's ids", "other ids"])
+def test_squashed_upstream_merge_keeps_later_commits(
+    empty: Tiny, kvtool: Any, fork: Path, tmp_path: Path, history: str
+) -> None:
+    """Take upstream's files in a commit that is no merge, as a squashed pull request does."""
+    write_files(empty.upstream, {f"src/part{n}.cpp": f"int part{n};\n" for n in range(6)})
+    git(empty.upstream, "add", "-A")
+    git(empty.upstream, "commit", "-qm", "parts")
+    git(empty.upstream, "tag", "v3")
+    if history == "other ids":
+        git(fork, "checkout", "-q", "--orphan", "rewritten")
+        git(fork, "commit", "-qm", "everything")
+    commit(fork, "b: early", ("src/b.h", "    bool two;", "    int two;"), src__own="int own;\n")
+    git(fork, "fetch", "-q", "--no-tags", "upstream")
+    git(fork, "restore", "--source", "upstream/HEAD", "--staged", "--worktree", "CMakeLists.txt", "src/a.cpp")
+    for n in range(6):
+        git(fork, "restore", "--source", "upstream/HEAD", "--staged", "--worktree", f"src/part{n}.cpp")
+    git(fork, "commit", "-qm", "Merge upstream (#7)")
+    commit(fork, "part: late", ("src/part1.cpp", "int part1;", "long part1;"))
+    commit(fork, "own: only", ("src/own", "int own;", "long own;"))
+    ran = imported(empty, kvtool, fork, "--base", "v3", "--mirror", str(empty.upstream))
+    assert actions(ran) == [("src: carry the changes of my-fork", "squashed"), ("part: late", "kept")]
+    (note,) = ran.json["notes"]
+    assert "(Merge upstream (#7)): 2 files differ there, and are squashed; commits after it: 2" in note
+    assert ran.json["new_files"] == 1 and not (empty.root / "cpp/src/part0.cpp").exists()
+
+
 def test_import_url_bundle_revision(empty: Tiny, kvtool: Any, fork: Path, tmp_path: Path) -> None:
     commit(fork, "a: own", ("src/a.cpp", "x + 2;", "x + 22;"))
     git(fork, "branch", "stable")
