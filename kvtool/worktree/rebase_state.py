@@ -24,7 +24,9 @@ from pathlib import Path
 from kvtool.console import Console
 from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git, scratch_repository
+from kvtool.process import quote
 from kvtool.replay.merge import SUBMODULE, merge_trees, parse_unmerged
+from kvtool.replay.paths import patch_paths, read_tree
 from kvtool.replay.rebase_plan import Choices, ConflictStop, Rehearsal, Resolution
 from kvtool.worktree.checkout import await_git, put_back, reject_untracked, run_checkout
 from kvtool.worktree.status import kvtool_dir, read_journal, write_json
@@ -150,9 +152,24 @@ def accept_resolution(git: Git, state: RebaseState) -> RebaseState:
         )
     record_rerere(git)
     kept = stash_as_commit(git)
+    if extra := _own_new_files(git, state.stop, kept):
+        raise ConflictError(
+            f"the resolution of patch {state.stop.id!r} adds {', '.join(extra[:5])}",
+            why="neither upstream nor the patch has such a file, and new files belong to cpp/",
+            next_step=f"{quote(['git', '-C', git.repo, 'rm', '--cached', *extra[:5]])}\nthen kvtool rebase --continue; "
+            "a file that you need becomes a file of cpp/ after the rebase",
+        )
     made = Resolution(state.stop.id, parent, git.line("rev-parse", f"{kept}^{{tree}}"))
     resolved = (*(known for known in state.choices.resolved if known.patch != made.patch), made)
     return replace(state, at=kept, choices=replace(state.choices, resolved=resolved))
+
+
+def _own_new_files(git: Git, stop: ConflictStop, resolved: str) -> list[str]:
+    """Return files of a resolution that belong to cpp/, as neither upstream nor the patch has them."""
+    known = git.paths(stop.parent) | (git.paths(stop.origin) if stop.origin else frozenset())
+    final = read_tree(git, resolved)
+    of_patches = patch_paths(known, final)
+    return sorted(path for path in final if path not in of_patches)
 
 
 def record_rerere(git: Git) -> None:
