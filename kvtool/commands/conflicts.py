@@ -1,6 +1,9 @@
 """Show a person what became of the patches: one line of summary, then each conflict with its cause and a short diff."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
 
 from kvtool.console import Console
 from kvtool.replay.apply import FailedHunk, PatchReport
@@ -8,10 +11,14 @@ from kvtool.result import PatchOutcome
 from kvtool.upstream.history import NONE
 
 _LINES = 90  # of all conflicts together, without --verbose
-_MOST_HUNKS = 10
+_HEAD = 3  # lines above the diff of a conflict
+_LEAST, _MOST = 8, 24  # lines of one diff
+_MOST_HUNKS = _LINES // (_HEAD + _LEAST)  # shown with a diff
 _MOST_NOTES = 10
-_LEAST, _MOST = 5, 24  # lines of one diff
+_MOST_NAMES = 4  # patches that the summary names
 _WIDTH = 100  # characters of a line
+_RUN = 12  # rows of one kind in a diff, at most
+_HAS = re.compile(r"(.*) hunk (\d+): upstream already has it")
 
 
 def summary(reports: Sequence[PatchReport]) -> str:
@@ -31,10 +38,15 @@ def summary(reports: Sequence[PatchReport]) -> str:
     blocked = [report for report in reports if report.outcome is PatchOutcome.BLOCKED]
     if blocked:
         names = ", ".join(sorted({report.blocked_by for report in blocked}))
+        if len({report.blocked_by for report in blocked}) > 1:
+            names = "one of these"
         parts.append(f"{len(blocked)} {'needs' if len(blocked) == 1 else 'need'} {names} first")
     needy = [report for report in reports if report.needs_user and report not in blocked]
     if needy:
-        names = ", ".join(f"{report.id} ({_trouble(report)})" for report in needy)
+        shown = needy if len(needy) <= _MOST_NAMES else needy[: _MOST_NAMES - 1]
+        names = ", ".join(f"{report.id} ({_trouble(report)})" for report in shown)
+        if len(needy) > len(shown):
+            names += f" and {len(needy) - len(shown)} more"
         parts.append(f"{len(needy)} {'needs' if len(needy) == 1 else 'need'} you: {names}")
     return ", ".join(parts)
 
@@ -52,7 +64,11 @@ def render_reports(console: Console, reports: Sequence[PatchReport]) -> None:
     if not reports:
         return
     console.line(summary(reports))
-    notes = [f"  {report.id}: {note}" for report in reports for note in report.moved]
+    notes = [
+        f"  {report.id}: {note}"
+        for report in reports
+        for note in (report.moved if console.verbose else _join_notes(report.moved))
+    ]
     shown = notes if console.verbose else notes[:_MOST_NOTES]
     for note in shown:
         console.line(note, "yellow")
@@ -64,43 +80,104 @@ def render_reports(console: Console, reports: Sequence[PatchReport]) -> None:
     _render_conflicts(console, reports)
 
 
+def _join_notes(notes: Sequence[str]) -> list[str]:
+    """Return the notes with all hunks that upstream has in one of them."""
+    had = [found for note in notes if (found := _HAS.fullmatch(note))]
+    if len(had) < 2:
+        return list(notes)
+    hunks: dict[str, list[str]] = {}
+    for found in had:
+        hunks.setdefault(found[1], []).append(found[2])
+    places = [f"{path} ({', '.join(numbers)})" for path, numbers in hunks.items()]
+    more = f" and {len(places) - 2} more files" if len(places) > 2 else ""
+    joined = f"upstream already has {len(had)} of its hunks: {', '.join(places[:2])}{more}"
+    return [joined, *(note for note in notes if not _HAS.fullmatch(note))]
+
+
 def _render_conflicts(console: Console, reports: Sequence[PatchReport]) -> None:
+    """Print the conflicts, those of the first patch first. Without --verbose, later ones are one line per patch."""
     wanted = [r for r in reports if console.verbose or r.outcome is not PatchOutcome.BLOCKED]
     hunks = [(report.id, hunk) for report in wanted for hunk in report.failed]
-    shown = hunks if console.verbose else hunks[:_MOST_HUNKS]
-    room = min(max(_LINES // max(len(shown), 1) - 3, _LEAST), _MOST)
-    for patch, hunk in shown:
-        _render_hunk(console, patch, hunk, 0 if console.verbose else room)
-    if len(hunks) > len(shown):
-        more = sorted({patch for patch, _ in hunks[len(shown) :]})
-        console.line(
-            f"and {_number(len(hunks) - len(shown), 'hunk', 'hunks')} more of {', '.join(more)}: --verbose", "bold"
-        )
+    if console.verbose:
+        for patch, hunk in hunks:
+            _render_hunk(console, patch, hunk, 0)
+        return
+    shown, later = hunks[:_MOST_HUNKS], hunks[_MOST_HUNKS:]
+    left = {patch: [hunk for name, hunk in later if name == patch] for patch, _ in later}
+    for (patch, hunk), room in zip(shown, _rooms(shown, _LINES - len(left)), strict=True):
+        _render_hunk(console, patch, hunk, room)
+    named = list(left.items())[: _LINES // 6]
+    for patch, others in named:
+        more = "more " if patch == shown[-1][0] else ""
+        count = _number(len(others), f"{more}hunk", f"{more}hunks")
+        file = PurePosixPath(others[0].path).name
+        console.line(_short(f"{patch} ({count}): {file}: {others[0].reason}"), "bold")
+    if later:
+        unnamed = len(left) - len(named)
+        start = f"{_number(unnamed, 'more patch', 'more patches')}, and " if unnamed else ""
+        console.line(f"{start}all hunks with their lines: --verbose")
+
+
+def _rooms(hunks: Sequence[tuple[str, FailedHunk]], lines: int) -> list[int]:
+    """Divide the lines of the output among the diffs of some hunks: short ones leave room for long ones."""
+    room = max(lines - _HEAD * len(hunks), 0)
+    sizes = [min(len(_rows(hunk)), _MOST) for _, hunk in hunks]
+    found = [0] * len(hunks)
+    for done, number in enumerate(sorted(range(len(hunks)), key=sizes.__getitem__)):
+        found[number] = min(sizes[number], room // (len(hunks) - done))
+        room -= found[number]
+    return [max(each, _LEAST) for each in found]
 
 
 def _render_hunk(console: Console, patch: str, hunk: FailedHunk, room: int) -> None:
     """Print a conflict; room: the most lines of its diff, 0 for all lines and for the lines that the patch adds."""
     at = f" hunk {hunk.number} of {hunk.total}" if hunk.number else ""
     function = hunk.header.partition(" @@ ")[2]
-    console.line(_short(f"{patch}: {hunk.path}{at}{f', in {function}' if function else ''}"), "bold")
-    console.line(_short(f"  {hunk.reason}"), "red")
+    name = re.search(r"([\w:~]+)\(", function)
+    where = f"{name[1]}()" if name and not console.verbose else function.rstrip(" {(")
+    console.line(_short(f"{patch}: {hunk.path}{at}"), "bold")
+    console.line(_short(f"  {f'in {where}: ' if where else ''}{hunk.reason}"), "red")
     if hunk.behind and hunk.behind != NONE:
         console.line(_short(f"  upstream's commit: {hunk.behind}"))
-    for row in _rows(hunk, room):
+    rows = _rows(hunk)
+    for row in _fit(rows, room) if room else rows:
         console.line(_short(f"    {row}"), {"-": "red", "+": "green"}.get(row[:1]))
     if not room:
         for row in hunk.wanted:
             console.line(_short(f"    the patch wants | {row}"))
 
 
-def _rows(hunk: FailedHunk, room: int) -> Iterator[str]:
-    """Yield the diff from the expected lines to upstream's lines, cut to the room."""
-    rows = hunk.diff
-    if not rows and hunk.cause == "submodule":
-        rows = (*(f"-{row}" for row in hunk.expected), *(f"+{row}" for row in hunk.found))
-    yield from rows[: room - 1] if room and len(rows) > room else rows
-    if room and len(rows) > room:
-        yield f"… {len(rows) - room + 1} more lines: --verbose"
+def _rows(hunk: FailedHunk) -> tuple[str, ...]:
+    """Return the diff from the expected lines to upstream's lines."""
+    if not hunk.diff and hunk.cause == "submodule":
+        return (*(f"-{row}" for row in hunk.expected), *(f"+{row}" for row in hunk.found))
+    return hunk.diff
+
+
+def _fit(rows: Sequence[str], room: int) -> list[str]:
+    """Shorten a diff to some lines: first its context, then each long run of removed or added lines."""
+    changed = [n for n, row in enumerate(rows) if row[:1] in ("-", "+")]
+    near = [row for n, row in enumerate(rows) if any(abs(n - at) <= 1 for at in changed)]
+    for kept in (rows, near) if changed else (rows,):
+        if len(kept) <= room:
+            return list(kept)
+    for most in range(_RUN, 0, -1):
+        shorter = [row for run in _runs(near or rows) for row in _cut(run, most)]
+        if len(shorter) <= room:
+            return shorter
+    return _cut(near or rows, room - 1)
+
+
+def _runs(rows: Sequence[str]) -> list[list[str]]:
+    """Divide a diff into runs of removed, added or equal lines."""
+    return [list(run) for _, run in itertools.groupby(rows, key=lambda row: row[:1])]
+
+
+def _cut(rows: Sequence[str], most: int) -> list[str]:
+    """Return the first rows, and a row with the number of the others."""
+    if len(rows) <= most + 1:
+        return list(rows)
+    return [*rows[:most], f"… {len(rows) - most} more lines: --verbose"]
 
 
 def _short(text: str) -> str:

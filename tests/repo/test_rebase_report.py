@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from kvtool.commands.conflicts import render_reports
+from kvtool.console import Console
+from kvtool.replay.apply import FailedHunk, PatchReport
+from kvtool.result import PatchOutcome
 from tests.conftest import Tiny, git, write_files
 from tests.repo.edits import edit
 from tests.repo.rebases import finished, outcomes, release, resolve
@@ -58,8 +62,27 @@ def test_four_conflicts_fit_120_lines(applied: Tiny, kvtool: Any) -> None:
     lines = (ran.out + ran.err).splitlines()
     assert ran.code == 3 and len(lines) <= 120, len(lines)
     assert "4 need you: big-0 (3 hunks)" in ran.out.splitlines()[0]
-    assert "and 2 hunks more of big-3: --verbose" in ran.out
+    assert "big-2 (1 more hunk): big.cpp: upstream changed the same lines" in ran.out
+    assert "big-3 (3 hunks): big.cpp: upstream changed the same lines" in ran.out
     assert max(map(len, ran.out.splitlines()[1:])) <= 100
+
+
+def test_summary_names_only_the_first_of_many_patches(capsys: pytest.CaptureFixture[str]) -> None:
+    """Print 13 patches in conflict, one of them with 40 hunks, and the hunks that upstream has."""
+    diff = ("     same", *(f"-old {n}" for n in range(30)), *(f"+new {n}" for n in range(30)), "     same")
+    hunk = FailedHunk("src/a.cpp", 1, 40, "@@ -1,3 +1,4 @@ static int f(", "upstream changed the same lines", diff=diff)
+    reports = [
+        PatchReport(f"p{n}", PatchOutcome.CONFLICT, failed=(hunk,) * (40 if not n else 2), hunks=9) for n in range(13)
+    ]
+    notes = (*(f"src/a.cpp hunk {n}: upstream already has it" for n in range(3)), "look at it: something")
+    render_reports(Console(), [*reports, PatchReport("q", PatchOutcome.APPLIED, "1", moved=notes)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1 of 14 patches apply, 13 need you: p0 (40 hunks), p1 (2 hunks), p2 (2 hunks) and 10 more"
+    assert lines[1] == "  q: upstream already has 3 of its hunks: src/a.cpp (0, 1, 2)" and "something" in lines[2]
+    assert len(lines) <= 100 and max(map(len, lines[1:])) <= 100
+    assert {"    -old 0", "    +new 0"} <= set(lines), "a diff shows both sides"
+    assert "p0 (32 more hunks): a.cpp: upstream changed the same lines" in lines
+    assert "p12 (2 hunks): a.cpp: upstream changed the same lines" in lines
 
 
 def move_entry(project: Tiny, name: str, at: int) -> None:
@@ -155,7 +178,7 @@ def test_equal_twin_is_not_merged(project: Tiny, kvtool: Any) -> None:
     assert kvtool("export").code == 0
     release(project, "v3", ("src/a.cpp", "int function_5(int x) {\n", "int function_5(int x) {\n    count();\n"))
     ran = kvtool("rebase", "v3", "--json")
-    assert ran.code == 3 and ran.json["patches"][2]["lost"], ran.json["patches"][2]
+    assert ran.code == 0 and ran.json["patches"][2]["moved"], ran.json["patches"][2]
     assert (project.tree / "src/a.cpp").read_text().count("    count();\n") == 2
 
 
