@@ -16,6 +16,7 @@ from kvtool.series.patchfile import DIFF_FLAGS, Authored, Hunk, Mail, diff_size,
 from kvtool.series.series import LoadedPatch, NewFile, Series
 from kvtool.series.source import split_lines
 
+_RAW_DATE = re.compile(r"\d+ [-+]\d{4}")  # git reads few digits as a year unless a @ precedes them
 NEW_FILES_MESSAGE = "kvtool: add the files of cpp/\n"
 
 
@@ -242,7 +243,8 @@ class Builder:
             return None
         env: dict[str, str] = {}
         if author is not None:
-            env = {"GIT_AUTHOR_NAME": author.name, "GIT_AUTHOR_EMAIL": author.email, "GIT_AUTHOR_DATE": author.date}
+            date = f"@{author.date}" if _RAW_DATE.fullmatch(author.date) else author.date
+            env = {"GIT_AUTHOR_NAME": author.name, "GIT_AUTHOR_EMAIL": author.email, "GIT_AUTHOR_DATE": date}
         try:
             self.commit = self.git.line("commit-tree", tree, "-p", self.commit, env=env, input=message)
         except KvtoolError as err:

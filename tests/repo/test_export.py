@@ -94,6 +94,16 @@ def test_author_is_kept(applied: Tiny, kvtool, tmp_path: Path, author: str) -> N
     round_trip(applied, kvtool, tmp_path)
 
 
+@pytest.mark.parametrize("date", ["@0 +0000", "@43200 -1200"])
+def test_date_of_1970_is_kept(applied: Tiny, kvtool, tmp_path: Path, date: str) -> None:
+    """Use dates with so few digits that git reads them as a year."""
+    edit(applied, "src/b.h", "bool three;", "bool four;", "four")
+    git(applied.tree, "commit", "-q", "--amend", "--no-edit", f"--date={date}")
+    assert kvtool("export").code == 0
+    assert f"@{git(applied.tree, 'log', '-1', '--format=%ad', '--date=raw')}" == date
+    round_trip(applied, kvtool, tmp_path)
+
+
 def test_text_with_late_zeros(applied: Tiny, kvtool, tmp_path: Path) -> None:
     """Use zeros after the 8000 bytes that git examines to detect a binary file."""
     (applied.tree / "src/table.txt").write_bytes(b"0123456789abcde\n" * 600 + b"\0\0\0\0\n")
