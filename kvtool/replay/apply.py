@@ -153,10 +153,10 @@ def applied_of(series: Series, replayed: Replayed, *, pinned: bool) -> Applied:
     return Applied(up.tag, up.tree, series.digest, *result, series.groups)
 
 
-def _listed(paths: Sequence[str]) -> str:
-    """Return the first paths, and how many more there are."""
-    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
-    return ", ".join(paths[:5]) + more
+def _listed(names: Sequence[str], between: str = ", ") -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return between.join(names[:5]) + more
 
 
 class Builder:
@@ -172,7 +172,20 @@ class Builder:
         """Commit the files of cpp/, if any. UsageError if upstream has one of the paths, as a file or a folder."""
         theirs = self.git.paths(self.tree)
         taken = theirs | folders(theirs)
-        if both := [file for file in files if file.path in taken or folders([file.path]) & theirs]:
+        if odd := next((file for file in files if folders([file.path]) & theirs), None):
+            (above,) = folders([odd.path]) & theirs
+            raise UsageError(
+                f"upstream has a file {above}, where cpp/ has a folder",
+                why=f"cpp/{odd.path} would replace it",
+                next_step=f"rename the folder cpp/{above}",
+            )
+        if odd := next((file for file in files if file.path in taken - theirs), None):
+            raise UsageError(
+                f"upstream has a folder {odd.path}, where cpp/ has a file",
+                why="the file would replace the folder",
+                next_step=f"rename cpp/{odd.path}",
+            )
+        if both := [file for file in files if file.path in taken]:
             raise self._taken_error(both)
         if odd := next((f for f in files if "\n" in f.path), None):
             raise UsageError(f"{odd.source} has a line break in its name")
@@ -186,11 +199,18 @@ class Builder:
         removal = f"remove {_listed([f'cpp/{file.path}' for file in same])}: upstream took it" if same else ""
         other = [file.path for file in files if file not in same]
         if other:
-            advice = "change upstream's file with a patch, or choose another name"
+            ours = [f"cpp/{path}" for path in other]
+            steps = [
+                f"to use upstream's file: git rm {_listed(ours, ' ')}, then run the command again",
+                f"to keep your version as a patch: do the same, then git show HEAD:{ours[0]} > {other[0]} in the "
+                "patched tree, commit there, and kvtool export",
+                "to keep both: rename yours",
+            ]
             return UsageError(
                 f"upstream has {_listed(other)} already",
                 why="a file of cpp/ would replace upstream's, and cpp/ holds new files only",
-                next_step=f"{advice}; also {removal}" if removal else advice,
+                next_step="\n".join((*steps, f"also {removal}") if removal else steps),
+                output="\n".join(ours) if len(ours) > 5 else "",
             )
         return UsageError(
             f"upstream has {_listed([file.path for file in same])} by now, with the same content",

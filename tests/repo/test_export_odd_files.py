@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Tiny, git
+from tests.conftest import Tiny, git, write_files
 from tests.repo.edits import files
 from tests.repo.rebases import release
 from tests.repo.test_export import round_trip
@@ -101,7 +101,24 @@ def test_same_file_in_upstream_is_named(applied: Tiny, kvtool: Any) -> None:
 def test_other_file_at_cpp_path_is_refused(applied: Tiny, kvtool: Any) -> None:
     take(applied, "int other;\n")
     ran = kvtool("rebase", "v3", "--json")
-    assert ran.code == 2 and "choose another name" in ran.json["error"]["next"]
+    error = ran.json["error"]
+    assert ran.code == 2 and "to keep both: rename yours" in error["next"], error
+    name = error["what"].split()[2]
+    for command in (f"git rm cpp/{name},", f"git show HEAD:cpp/{name} > {name} in the patched tree"):
+        assert command in error["next"], error
+
+
+@pytest.mark.parametrize("side", ["file", "folder"])
+def test_folder_and_file_at_one_path_are_refused(applied: Tiny, kvtool: Any, side: str) -> None:
+    """Let upstream have a file where cpp/ has a folder, and the other way round."""
+    ours, theirs = ("ext/z.cpp", "ext") if side == "file" else ("ext", "ext/z.cpp")
+    write_files(applied.root / "cpp", {ours: "int z;\n"})
+    assert kvtool("apply").code == 0
+    write_files(applied.upstream, {theirs: "x\n"})
+    git(applied.upstream, "add", "ext")
+    release(applied, "v3")
+    error = kvtool("rebase", "v3", "--json").json["error"]
+    assert error["what"].startswith(f"upstream has a {side} ext, where cpp/ has a ") and "rename" in error["next"]
 
 
 def test_long_list_of_taken_files(applied: Tiny, kvtool: Any) -> None:
