@@ -381,12 +381,12 @@ def replay_patch(builder: Builder, loaded: LoadedPatch, missing: MissingLines, *
             return PatchReport(name, PatchOutcome.EMPTY)
         notes = tuple(f"{path}: {note}" for path, note in moved)
         return PatchReport(name, PatchOutcome.APPLIED, commit, *diff_size(mail.diff), moved=notes)
-    if _is_applied_already(builder, mail):
+    if is_applied_already(builder, mail):
         return PatchReport(name, PatchOutcome.MERGED)
     return missing.record_failure(builder, name, mail.diff, failed_hunks(builder, mail.diff))
 
 
-def _is_applied_already(builder: Builder, mail: Mail) -> bool:
+def is_applied_already(builder: Builder, mail: Mail) -> bool:
     """Return True if the reverse patch applies, and removes each hunk from the function that the patch recorded."""
     builder.reset()
     if not builder.apply(mail.diff, "--reverse"):
@@ -443,7 +443,7 @@ def conflict_error(reports: tuple[PatchReport, ...], label: str) -> KvtoolError 
     if not bad:
         return None
     first, *others = bad
-    also = f"; also in the way: {', '.join(report.id for report in others)}" if others else ""
+    also = f"; also in the way: {_listed([report.id for report in others])}" if others else ""
     next_step = "correct the patch (docs/guides/follow-upstream.md: resolve a conflict); the tree is unchanged"
     if first.failed and first.failed[0].cause == "reordered series":
         next_step = (

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from kvtool.replay.apply import FailedHunk
@@ -17,17 +17,25 @@ _MapLines = Callable[[SourceFile, SourceFile], LineMap]
 
 
 def add_cause(
-    hunk: FailedHunk, piece: Piece, old: SourceFile, new: SourceFile, map_lines: _MapLines, moved_to: str
+    hunk: FailedHunk,
+    piece: Piece,
+    old: SourceFile,
+    new: SourceFile,
+    map_lines: _MapLines,
+    moved_to: str,
+    moved: str = "",
 ) -> FailedHunk:
     """Return the failed hunk with its lines, its cause and a diff.
 
     old, new: the file that the patch was made on, and upstream's file
     moved_to: where upstream has the lines now ("path:line"), "" if that is unknown
+    moved: the first line of the function if the whole function moved there, "" for a line of the hunk
     """
     region = map_lines(old, new).map_range(piece.start, piece.start + len(piece.before))
     cause, reason = hunk.cause, hunk.reason
     if not cause:
-        cause, reason, region = _cause(piece, old, new, region, map_lines, moved_to)
+        what = moved or "a line of it"
+        cause, reason, region = _cause(piece, old, new, region, map_lines, moved_to, what)
     found = new.lines[region.start : region.stop]
     # A diff does not show line ends or trailing white space, so the cause names them.
     shown = () if cause == "line ends" or (not new.lines and not found) else _diff(piece, old, new, region)
@@ -36,12 +44,21 @@ def add_cause(
 
 
 def _cause(
-    piece: Piece, old: SourceFile, new: SourceFile, region: range, map_lines: _MapLines, moved_to: str
+    piece: Piece,
+    old: SourceFile,
+    new: SourceFile,
+    region: range,
+    map_lines: _MapLines,
+    moved_to: str,
+    moved: str,
 ) -> tuple[str, str, range]:
     """Return the cause, a sentence about it, and the lines of upstream's file that it is about."""
     if not new.lines:
-        there = f"; one of the lines is in {moved_to} now" if moved_to else ""
+        there = f"; {moved} is in {moved_to} now" if moved_to else ""
         return "deleted lines", f"upstream has no such file any more{there}", region
+    if (place := _equal_after(_ended, piece, old, new, map_lines)) is not None:
+        what = "ends the last line of the file now" if new.text.endswith(b"\n") else "no longer ends the last line"
+        return "line ends", f"upstream {what}", place
     if (place := _equal_after(_unix, piece, old, new, map_lines)) is not None:
         ends = "CR LF" if b"\r\n" in new.text else "LF"
         return "line ends", f"upstream's lines end in {ends} now, the patch's lines do not", place
@@ -52,19 +69,24 @@ def _cause(
         return "already upstream", "upstream already has the lines that the patch adds", region
     if (place := _equal_after(_blank, piece, old, new, map_lines)) is not None:
         return "white space", "upstream changed only the white space of the lines", place
-    if mine & theirs and any(len(line) > 4 for line in mine & theirs):
+    known = {squeezed(line) for line in old.lines}  # equal lines that the file had before are a coincidence
+    if any(len(line) > 4 for line in mine & theirs - known):
         return "already upstream", "upstream already has a part of the lines that the patch adds", region
     missing = [line for line in piece.before if squeezed(line) and squeezed(line) not in theirs]
     if names := _renamed(missing, found):
         return "renamed identifier", f"upstream renamed {' and '.join(f'{a} to {b}' for a, b in names.items())}", region
     if moved_to:
-        return "moved lines", f"upstream moved a line of it to {moved_to}", region
+        return "moved lines", f"upstream moved {moved} to {moved_to}", region
     if missing and theirs <= {squeezed(line) for line in piece.before} | {b""}:
         count = "a line" if len(missing) == 1 else f"{len(missing)} lines"
         return "deleted lines", f"upstream removed {count} that the patch expects", region
     if not missing:
         return "inserted lines", "upstream inserted lines at the same place", region
     return "changed lines", "upstream changed the same lines", region
+
+
+def _ended(text: bytes) -> bytes:
+    return text if text.endswith(b"\n") or not text else text + b"\n"
 
 
 def _unix(text: bytes) -> bytes:
@@ -90,27 +112,41 @@ def _renamed(missing: Sequence[bytes], found: Sequence[bytes]) -> dict[str, str]
     """Return the new name of each renamed identifier if renames alone turn the missing lines into upstream's lines."""
     names: dict[bytes, bytes] = {}
     for line in missing:
-        before = _WORD.findall(line)
-        for other in found:
-            after = _WORD.findall(other)
-            pairs = {(a, b) for a, b in zip(before, after, strict=False) if a != b}
-            if len(before) != len(after) or not pairs or 2 * len(pairs) > len(before):
-                continue
-            known = {**names, **dict(pairs)}
-            if len(dict(pairs)) == len(pairs) and all(
-                re.fullmatch(rb"[A-Za-z_]\w*", a + b) and names.get(a, b) == b for a, b in pairs
-            ):
-                names = known
-                break
-        else:
+        fitting = [pairs for other in found if (pairs := _identifier_changes(line, other, names))]
+        if not fitting:
             return {}
+        names |= sorted(fitting, key=len)[0]
     text = {old.decode("utf-8", "replace"): new.decode("utf-8", "replace") for old, new in names.items()}
-    return text if len(text) <= CONTEXT else {}
+    is_order = set(names) & set(names.values())  # the same names in another order
+    return text if len(text) <= CONTEXT and not is_order else {}
+
+
+def _identifier_changes(line: bytes, other: bytes, known: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return the identifiers that differ between two lines; none if more differs, or if `known` contradicts it."""
+    before, after = _WORD.findall(line), _WORD.findall(other)
+    pairs = {(a, b) for a, b in zip(before, after, strict=False) if a != b}
+    if len(before) != len(after) or 2 * len(pairs) > len(before) or len(dict(pairs)) != len(pairs):
+        return {}
+    is_renamed = all(re.fullmatch(rb"[A-Za-z_]\w*", a + b) and known.get(a, b) == b for a, b in pairs)
+    return dict(pairs) if is_renamed else {}
+
+
+def _nearest(piece: Piece, new: SourceFile, region: range) -> range:
+    """Return the part of a large region that resembles the hunk's lines most, by their words."""
+    size = len(piece.before)
+    if len(region) <= 3 * size + _MOST:
+        return region
+    wanted = {word for line in piece.before for word in _WORD.findall(line) if len(word) > 1}
+    hits = [len(wanted & set(_WORD.findall(new.lines[n]))) for n in region]
+    sums = [sum(hits[n : n + size]) for n in range(len(hits) - size + 1)]
+    start = region.start + sums.index(max(sums))
+    return range(start, start + size)
 
 
 def _diff(piece: Piece, old: SourceFile, new: SourceFile, region: range) -> tuple[str, ...]:
     """Return a diff from the lines that the patch expects to upstream's lines, with a few lines of context."""
     start, stop = piece.start, piece.start + len(piece.before)
+    region = _nearest(piece, new, region)
     before = old.lines[max(start - CONTEXT, 0) : stop + CONTEXT]
     after = new.lines[max(region.start - CONTEXT, 0) : region.stop + CONTEXT]
     rows = list(difflib.unified_diff(_decoded(before), _decoded(after), n=CONTEXT, lineterm=""))[2:]

@@ -58,24 +58,27 @@ class PickResult:
 def cherry_pick(builder: Builder, origin: Commit) -> PickResult:
     """Bring a patch onto builder.tree. The index is left in any state, and the caller commits the tree."""
     git, onto = builder.git, builder.tree
-    there = hunks_in_upstream(git, origin, onto)
+    gone = moved_removals(git, origin, onto)
+    there = hunks_in_upstream(git, origin, onto) - {(hunk.path, hunk.number) for hunk in gone}
     notes = tuple(f"{path} hunk {number}: upstream already has it" for path, number in sorted(there) if number)
     if there >= _hunks(origin):
         return PickResult(onto)
     todo = _without(builder, origin, there) if any(number for _, number in there) else origin
     tree, unmerged = three_way_merge(builder, todo)
-    if tree == onto and not unmerged:
+    if tree == onto and not unmerged and not gone:
         return PickResult(onto, notes=notes)
-    landings = check_hunks(git, todo, onto, tree, but=frozenset(unmerged), known=_lines_of(origin, there))
+    but = frozenset(name for path in unmerged for name in (path, _without_side(path)))
+    landings = check_hunks(git, todo, onto, tree, but=but, known=_lines_of(origin, there))
     wrong = [FailedHunk.of(found.piece.hunk, found.wrong, "wrong place") for found in landings if found.wrong]
+    wrong += [hunk for hunk in gone if hunk.path not in but]
     if not unmerged and not wrong:
         return PickResult(tree, notes=notes + _notes(landings))
-    alone = apply_by_context(builder, _with_new_names(git, todo, onto))
+    alone = apply_by_context(builder, _with_new_names(git, todo, onto)) if not gone else None
     if alone is not None:
         again = check_hunks(git, todo, onto, alone, known=_lines_of(origin, there))
         if not any(landing.wrong for landing in again):
             return PickResult(alone, notes=notes + _notes(again))
-    if _is_in_upstream(builder, origin):
+    if not gone and _is_in_upstream(builder, origin):
         return PickResult(onto)
     failed = [*_conflicts(git, todo, onto, tree, unmerged), *wrong]
     if not failed:
@@ -112,6 +115,40 @@ def hunks_in_upstream(git: Git, origin: Commit, onto: str) -> set[tuple[str, int
             pieces = pieces_of(file)
             found |= {(file.path, p.hunk.number) for p in pieces if _is_applied(p, base, patched, now, moved)}
     return found
+
+
+def moved_removals(git: Git, origin: Commit, onto: str) -> list[FailedHunk]:
+    """Return the hunks that only remove lines which upstream moved elsewhere. Such a hunk still has work to do.
+
+    Upstream lacks the lines in their old place, so the hunk seems to be in upstream.
+    """
+    found: list[FailedHunk] = []
+    names = _new_names(git, origin, onto)
+    for file in parse_diff(origin.diff):
+        removals = [piece for piece in pieces_of(file) if not any(row[:1] == b"+" for row in piece.hunk.rows)]
+        if not removals or _is_submodule(file):
+            continue
+        old, new = (origin.parent, file.path), (onto, names[file.path])
+        sides = (old, (origin.id, file.path), new)
+        base, patched, now = read_files(git, *((f"{tree}:{path}", path) for tree, path in sides))
+        moved = map_lines(git, base, now)
+        for piece in removals:
+            if _is_applied(piece, base, patched, now, moved) and (where := _removed_to(git, piece, patched, old, new)):
+                reason = f"upstream moved the lines that the patch removes to {where}"
+                found.append(FailedHunk.of(piece.hunk, reason, "moved lines"))
+    return found
+
+
+def _removed_to(git: Git, piece: Piece, patched: SourceFile, old: tuple[str, str], new: tuple[str, str]) -> str:
+    """Return where upstream has the removed lines of a hunk now ("path:line"), "" if it does not have them."""
+    lines = [row[1:] for row in piece.hunk.rows if row[:1] == b"-"]
+    telling = [line for line in lines if len(line.strip()) >= _TELLING]
+    (now,) = read_files(git, (f"{new[0]}:{new[1]}", new[1]))
+    here, known = {squeezed(line): n for n, line in enumerate(now.lines, 1)}, {squeezed(line) for line in patched.lines}
+    fresh = [line for line in telling if squeezed(line) not in known]
+    if fresh and 2 * sum(squeezed(line) in here for line in fresh) > len(fresh):
+        return f"{new[1]}:{min(here[squeezed(line)] for line in fresh if squeezed(line) in here)}"
+    return _new_location(git, fresh, old, new) if fresh else ""
 
 
 def _is_submodule(file: FileDiff) -> bool:
@@ -221,14 +258,37 @@ def _conflicts(
     files = {names[file.path]: file for file in parse_diff(origin.diff)}
     files |= {file.path: file for file in files.values()}
     for path, stages in unmerged.items():
+        file = files.get(path) or files.get(_without_side(path))
+        if file and (reason := _type_change(git, origin, onto, file.path, names[file.path])):
+            found.append(FailedHunk(file.path, 0, 0, "", reason, cause="file type"))
+            continue
         regions = _regions(git, f"{tree}:{path}", stages)
-        file = files.get(path)
         hunks = _hunks_at(git, origin, onto, file, path, regions) if file else []
         if hunks:
             found += [FailedHunk.of(piece.hunk, "") for piece in hunks]
         elif file or regions:
             found.append(FailedHunk(path, 0, 0, "", _without_markers(stages, regions)))
+    found = list(dict.fromkeys(found))
     return found or [FailedHunk(path, 0, 0, "", _without_markers(stages, [])) for path, stages in unmerged.items()]
+
+
+def _without_side(path: str) -> str:
+    """Return a path without the side of the merge that git appends where a file and a folder or a link collide."""
+    return re.sub(r"~[0-9a-f]{40}(_\d+)?$", "", path)
+
+
+_TYPES = {"10": "a file", "12": "a symbolic link", "16": "a submodule", "04": "a folder"}
+
+
+def _type_change(git: Git, origin: Commit, onto: str, path: str, name: str) -> str:
+    """Return the reason for a conflict if one side made a path another type, such as a link; "" if neither did."""
+    entries = (_entry(git, tree, at) for tree, at in ((origin.parent, path), (origin.id, path), (onto, name)))
+    base, mine, theirs = (_TYPES.get(entry[0][:2], "") if entry else "" for entry in entries)
+    if base and theirs and base != theirs:
+        return f"upstream replaced {base} by {theirs}"
+    if base and mine and base != mine:
+        return f"the patch replaces {base} by {mine}, and upstream changed it"
+    return ""
 
 
 def _without_markers(stages: Mapping[str, tuple[str, str]], regions: Sequence[range]) -> str:
@@ -277,6 +337,51 @@ def _hunks_at(git: Git, origin: Commit, onto: str, file: FileDiff, path: str, re
     return found
 
 
+def has_every_hunk(git: Git, origin: Commit, onto: str, result: str) -> bool:
+    """Return True if a tree has every change of a patch, no matter whether upstream or the patch made the change.
+
+    Each added line of the patch must be in its place in `result`, and no removed line may be there.
+    """
+    if moved_removals(git, origin, result):
+        return False
+    names = _new_names(git, origin, onto)
+    for file in parse_diff(origin.diff):
+        before, after, now = (
+            _entry(git, tree, path)
+            for tree, path in ((origin.parent, file.path), (origin.id, file.path), (result, names[file.path]))
+        )
+        if not file.hunks or not after or _is_submodule(file):
+            if after != now:
+                return False
+            continue
+        if not now or (before[:1] != after[:1] and now[0] != after[0]):
+            return False
+        places = ((origin.parent, file.path), (origin.id, file.path), (result, names[file.path]))
+        base, patched, there = read_files(git, *((f"{tree}:{path}", path) for tree, path in places))
+        from_base, from_patched = map_lines(git, base, there), map_lines(git, patched, there)
+        for hunk in file.hunks:
+            removed, added = _changed_lines(hunk)
+            again = {patched.keys[n] for n in added}  # a line that the patch re-aligns is not removed
+            gone = [n for n in removed if base.keys[n] not in again]
+            if any(from_patched.line(n) is None for n in added) or any(from_base.line(n) is not None for n in gone):
+                return False
+    return True
+
+
+def _changed_lines(hunk: Hunk) -> tuple[list[int], list[int]]:
+    """Return the numbers of the removed lines in the old file, and of the added lines in the new file; 0-based."""
+    old, new = hunk.old, hunk.new
+    removed, added = list[int](), list[int]()
+    for row in hunk.rows:
+        if row[:1] == b"-":
+            removed.append(old)
+        elif row[:1] == b"+":
+            added.append(new)
+        old += row[:1] in (b"-", b" ")
+        new += row[:1] in (b"+", b" ")
+    return removed, added
+
+
 def apply_by_context(builder: Builder, diff: bytes) -> str | None:
     """Return the tree with a diff applied to builder.tree by its context, None if it does not apply."""
     builder.reset()
@@ -320,8 +425,37 @@ def check_hunks(
         applied = {p.hunk.number for p in pieces_of(file) if _is_applied(p, base, patched, now, moved)}
         pieces = [piece for piece in pieces_of(file) if piece.hunk.number not in applied]
         lines = known | _lines_of(origin, {(file.path, number) for number in applied})
-        placements += check_placement(base, patched, now, after, pieces, moved, lines)
+        found = check_placement(base, patched, now, after, pieces, moved, lines)
+        placements += [_refuse_moved_function(git, each, base, now, *places[::2]) for each in found]
     return tuple(placements)
+
+
+def _refuse_moved_function(
+    git: Git, placement: HunkPlacement, base: SourceFile, now: SourceFile, old: tuple[str, str], new: tuple[str, str]
+) -> HunkPlacement:
+    """Call a hunk wrong if upstream moved its function to another file, and the hunk landed in a similar function.
+
+    old, new: tree and path of the two files
+    """
+    found = _moved_function(git, placement.piece, base, now, old, new) if not placement.wrong else None
+    if not found:
+        return placement
+    return replace(placement, wrong=f"upstream moved {found[1]} to {found[0]}, and the hunk landed in another function")
+
+
+def _moved_function(
+    git: Git, piece: Piece, base: SourceFile, now: SourceFile, old: tuple[str, str], new: tuple[str, str]
+) -> tuple[str, str] | None:
+    """Return where the function of a hunk is now ("path:line"), and its first line, if it is in another file.
+
+    old, new: tree and path of the two files
+    """
+    within = base.function_at(piece.start)
+    if within is None or base.keys[within.start] in now.keys:
+        return None
+    head = base.lines[within.start]
+    where = _new_location(git, [head], old, new)
+    return (where, repr(head.decode("utf-8", "replace").strip())) if where else None
 
 
 def _lines_of(origin: Commit, hunks: Collection[tuple[str, int]]) -> frozenset[bytes]:
@@ -401,8 +535,8 @@ def add_context(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> Failed
         return _add_context_of_file(git, origin, onto, path, hunk)
     places = ((origin.parent, path), (onto, name))
     old, new = read_files(git, *((f"{tree}:{file}", file) for tree, file in places))
-    gone = _new_location(git, piece.before, *places)
-    return add_cause(hunk, piece, old, new, functools.partial(map_lines, git), gone)
+    gone, what = _moved_function(git, piece, old, new, *places) or (_new_location(git, piece.before, *places), "")
+    return add_cause(hunk, piece, old, new, functools.partial(map_lines, git), gone, what)
 
 
 def _same_place(hunk: Hunk, failed: FailedHunk) -> bool:
@@ -412,13 +546,15 @@ def _same_place(hunk: Hunk, failed: FailedHunk) -> bool:
 
 def _add_context_of_file(git: Git, origin: Commit, onto: str, path: str, hunk: FailedHunk) -> FailedHunk:
     """Add the cause of a conflict about a whole file: a submodule, a link, a binary, or a file that one side lacks."""
+    if hunk.cause:
+        return hunk
     entries = [_entry(git, tree, path) for tree in (origin.parent, origin.id, onto)]
     if SUBMODULE in (entry[0] for entry in entries if entry):
         expected, wanted, found = (((f"Subproject commit {entry[1]}",) if entry else ()) for entry in entries)
         return replace(hunk, cause="submodule", expected=expected, wanted=wanted, found=found)
     if entries[0] and not entries[2]:
         return replace(hunk, cause="deleted lines")
-    return hunk if hunk.cause else replace(hunk, cause="changed lines")
+    return replace(hunk, cause="changed lines")
 
 
 _TELLING = 16  # minimum length of a line that is rare enough to search for

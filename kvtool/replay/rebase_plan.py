@@ -28,10 +28,11 @@ from kvtool.replay.apply import (
     Replayed,
     commits_of,
     conflict_error,
+    is_applied_already,
     replay,
     replay_patch,
 )
-from kvtool.replay.merge import cherry_pick, review_resolution
+from kvtool.replay.merge import cherry_pick, has_every_hunk, review_resolution
 from kvtool.result import PatchOutcome
 from kvtool.series.patchfile import count_runs, diff_size
 from kvtool.series.series import LoadedPatch, Series, load_series, undecided_patches
@@ -181,7 +182,7 @@ class SeriesContext:
         origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
         told = choices is None or upstream.tag in self.listed
         unsure = {} if told else undecided_patches(series, self.lock, upstream)
-        mover = _PatchMover(Builder(scratch, there), origins, choices or Choices(), unsure)
+        mover = _PatchMover(Builder(scratch, there), origins, choices or Choices(), unsure, locked)
         mover.builder.commit_files(series.files)
         for loaded in series.patches:
             mover.move(loaded)
@@ -219,9 +220,14 @@ class _PatchMover:
     """Move the patches one after the other, and collect their reports."""
 
     def __init__(
-        self, builder: Builder, origins: Mapping[str, Commit], choices: Choices, unsure: Mapping[str, str]
+        self,
+        builder: Builder,
+        origins: Mapping[str, Commit],
+        choices: Choices,
+        unsure: Mapping[str, str],
+        locked: Replayed,
     ) -> None:
-        self.builder, self._unsure = builder, unsure
+        self.builder, self._unsure, self._locked = builder, unsure, locked
         self.reports: list[PatchReport] = []
         self.stop: ConflictStop | None = None
         self._origins, self._choices, self._missing = origins, choices, MissingLines()
@@ -242,8 +248,30 @@ class _PatchMover:
         if name in self._choices.drop:
             return PatchReport(name, PatchOutcome.DROPPED)
         if name in self._choices.skip or not (loaded.wanted or name in self._unsure):
-            return PatchReport(name, PatchOutcome.SKIPPED)
+            return PatchReport(name, PatchOutcome.SKIPPED, moved=self._note_if_reverted(loaded))
         return (self._try if name in self._unsure else self._place)(loaded, origin)
+
+    def _note_if_reverted(self, loaded: LoadedPatch) -> tuple[str, ...]:
+        """Return a note if the old upstream has a patch that ended with `until`, and the new upstream does not.
+
+        Then upstream has reverted the patch, and the series would lose its effect without a word.
+        """
+        until, name = loaded.patch.until, loaded.patch.id
+        was_skipped = any(r.id == name and r.outcome is PatchOutcome.SKIPPED for r in self._locked.reports)
+        if not (until and was_skipped and loaded.mail.diff) or name in self._choices.named:
+            return ()
+        if not is_applied_already(Builder(self.builder.git, self._locked.head), loaded.mail):
+            return ()
+        before = self.builder.commit, self.builder.tree
+        self.builder.reset()
+        report = replay_patch(self.builder, replace(loaded, wanted=True), MissingLines(), strict=True)
+        self.builder.commit, self.builder.tree = before
+        if report.outcome is not PatchOutcome.APPLIED:
+            return ()
+        return (
+            f"look at it: upstream had it from {until} on, and has it no longer; to carry it again, remove its until "
+            "from series.toml, then kvtool apply",
+        )
 
     def _try(self, loaded: LoadedPatch, origin: Commit | None) -> PatchReport:
         """Try a patch whose need the lock does not decide: apply it if it has a place."""
@@ -290,6 +318,8 @@ class _PatchMover:
         commit = self.builder.commit_index(loaded.mail.message, author=loaded.mail, tree=tree)
         diff = self.builder.diff_of(before, tree) if commit else b""
         lost = lost_changes(origin.diff if origin else loaded.mail.diff, diff)
+        if lost and origin and has_every_hunk(self.builder.git, origin, before, tree):
+            notes, lost = notes or ("upstream already has a part of it",), ""
         if lost and loaded.patch.id in self._choices.accept:
             notes, lost = (*notes, f"accepted: it lost {lost}"), ""
         outcome = PatchOutcome.APPLIED if commit else PatchOutcome.EMPTY

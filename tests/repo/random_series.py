@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvtool.gitcmd import Scratch
 from kvtool.replay.apply import Builder, Commit, commits_of
-from kvtool.replay.merge import cherry_pick
+from kvtool.replay.merge import cherry_pick, has_every_hunk
 from kvtool.replay.rebase_plan import lost_changes
 from kvtool.series.source import squeezed
 
@@ -186,6 +186,7 @@ def check(seed: int, place: Path) -> tuple[Counter[str], list[str]]:
             violations.append(f"seed {seed}: {origin.subject}: {problem}")
         diff = builder.diff_of(builder.tree, done.tree)
         lost = bool(diff) and bool(lost_changes(origin.diff, diff))
+        lost = lost and not has_every_hunk(repo.git, origin, builder.tree, done.tree)
         outcomes["merged" if done.tree == builder.tree else "lost" if lost else "applied"] += 1
         if done.tree != builder.tree and not lost:
             violations += _missing(repo, origin, before, after, f"seed {seed}: {origin.subject}")

@@ -169,6 +169,7 @@ WANTED = CALL.replace("compute(n, one)", "compute(n + 1, one)")
         (CALL.replace("    int two = compute(n, one);\n", ""), "deleted lines", "removed a line"),
         (CALL.replace("compute(n, one)", "compute(n + 1, one) + 1"), "changed lines", "changed the same lines"),
         (CALL.replace("compute(n, one)", "table[n] * one"), "changed lines", "changed the same lines"),
+        (CALL.replace("compute(n, one)", "one(n, compute)"), "changed lines", "changed the same lines"),
     ],
 )
 def test_conflict_names_its_cause(pick: Pick, upstream: str, cause: str, reason: str) -> None:
@@ -180,6 +181,35 @@ def test_conflict_names_its_cause(pick: Pick, upstream: str, cause: str, reason:
     if cause != "line ends":
         assert set(removed) <= set(CALL.splitlines()) and set(added) <= set(upstream.splitlines())
         assert len(hunk.diff) <= 2 * 3 + len(removed) + len(added)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "cause"),
+    [("total += n;", "already upstream"), ("return n;", "inserted lines")],
+    ids=["a new line", "a line that the file had before"],
+)
+def test_equal_lines_of_two_insertions(pick: Pick, theirs: str, cause: str) -> None:
+    """Let the patch and upstream insert different lines at one place, one of them equal."""
+    mine, other = (f"one = 1;\n    {name}();\n    {theirs}\n" for name in ("mine", "other"))
+    text, done = pick(*(BASE, BASE.replace("one = 1;\n", mine), BASE.replace("one = 1;\n", other)))
+    assert text is None and done.failed[0].cause == cause, done.failed[0]
+
+
+def test_added_line_end_is_the_cause(pick: Pick) -> None:
+    text, done = pick("one\ntwo", "one\ntwo\nthree", "one\ntwo\n", path="list.txt")
+    assert text is None and (done.failed[0].cause, done.failed[0].diff) == ("line ends", ())
+    assert done.failed[0].reason == "upstream ends the last line of the file now"
+
+
+def test_diff_shows_the_nearest_lines_of_a_large_change(pick: Pick) -> None:
+    """Let a generator rewrite every line of a table."""
+    base = [f"{{ {n}, 0x{n} }},\n" for n in range(400)]
+    patched = [*base[:200], "{ 2000, 0xabc },\n", *base[200:]]
+    fresh = [line.replace("0x", "0x00") for line in base]
+    text, done = pick(*("".join(lines) for lines in (base, patched, fresh)), path="table.inc")
+    assert text is None
+    added = [row for row in done.failed[0].diff if row.startswith("+")]
+    assert "+{ 200, 0x00200 }," in added and len(added) < 12, added
 
 
 # --- random changes of upstream ------------------------------------------------------------------------------------

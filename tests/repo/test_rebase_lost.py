@@ -9,17 +9,74 @@ import pytest
 from tests.conftest import Tiny, git, write_files
 from tests.repo.rebases import finished, outcomes, release
 
+ADOPTED = ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp src/new.cpp)")
+
+
+@pytest.mark.parametrize("more", [[], [("src/a.cpp", "// a comment", "// the comment")]], ids=["alone", "with changes"])
+def test_hunk_in_upstream_is_no_loss(applied: Tiny, kvtool: Any, more: list[tuple[str, str, str]]) -> None:
+    """Give upstream one of the two hunks of `use`."""
+    release(applied, "v3", ADOPTED, *more)
+    ran = kvtool("rebase", "v3", "--json")
+    assert (ran.code, outcomes(ran)["use"]) == (0, "applied"), ran
+    assert ran.json["patches"][1]["moved"] == ["CMakeLists.txt hunk 1: upstream already has it"]
+    assert "CMakeLists" not in (applied.root / "patches/use.patch").read_text()
+    finished(applied, kvtool)
+
+
+def test_file_removed_on_both_sides_is_no_loss(applied: Tiny, kvtool: Any) -> None:
+    git(applied.tree, "rm", "-q", "scripts/run.sh")
+    (applied.tree / "docs/empty").write_text("x\n")
+    git(applied.tree, "commit", "-qam", "clean up")
+    assert kvtool("export").code == 0
+    git(applied.upstream, "rm", "-q", "scripts/run.sh")
+    release(applied, "v3")
+    ran = kvtool("rebase", "v3", "--json")
+    assert (ran.code, outcomes(ran)["clean-up"]) == (0, "applied"), ran
+    assert "run.sh" not in (applied.root / "patches/clean-up.patch").read_text()
+    finished(applied, kvtool)
+
+
+def test_reverted_patch_is_reported(applied: Tiny, kvtool: Any) -> None:
+    """Let upstream take a patch, revert it, and take it again."""
+    taken = ("src/b.h", "    bool two;\n", "    bool two;\n    bool dynamic;\n")
+    release(applied, "v3", taken)
+    assert kvtool("rebase", "v3").code == 0
+    release(applied, "v4", (taken[0], taken[2], taken[1]))
+    ran = kvtool("rebase", "v4", "--json")
+    assert (ran.code, outcomes(ran)["flag"]) == (0, "skipped")
+    assert "upstream had it from v3 on, and has it no longer" in ran.json["patches"][0]["moved"][0]
+    release(applied, "v5", taken)
+    ran = kvtool("rebase", "v5", "--json")
+    assert ran.code == 0 and ran.json["patches"][0]["moved"] == []
+
+
+@pytest.mark.parametrize("change", ["skipped by the user", "changed by upstream"])
+def test_ended_patch_is_not_called_reverted(applied: Tiny, kvtool: Any, change: str) -> None:
+    taken = ("src/b.h", "    bool two;\n", "    bool two;\n    bool dynamic;\n")
+    if change == "skipped by the user":
+        release(applied, "v3")
+        assert kvtool("rebase", "v3", "--skip", "flag").code == 0
+        release(applied, "v4")
+    else:
+        release(applied, "v3", taken)
+        assert kvtool("rebase", "v3").code == 0
+        release(applied, "v4", ("src/b.h", "    bool dynamic;\n", "    int dynamic;\n"))
+    ran = kvtool("rebase", "v4", "--json")
+    assert ran.code == 0 and ran.json["patches"][0]["moved"] == []
+
 
 @pytest.fixture
 def shrunk(applied: Tiny) -> Tiny:
-    """Give upstream one of the two hunks of `use`."""
-    release(applied, "v3", ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp src/new.cpp)"))
+    """Let one of the two hunks of `use` conflict."""
+    release(applied, "v3", ("CMakeLists.txt", "(a src/a.cpp)", "(a src/a.cpp src/c.cpp)"))
     return applied
 
 
 def test_lost_hunk_stops_until_accepted(shrunk: Tiny, kvtool: Any) -> None:
     before = shrunk.snapshot()
-    ran = kvtool("rebase", "v3", "--json")
+    assert kvtool("rebase", "v3").code == 3
+    git(shrunk.tree, "checkout", "-q", "HEAD", "--", "CMakeLists.txt")
+    ran = kvtool("rebase", "--continue", "--json")
     assert (ran.code, ran.json["stopped_at"]) == (3, "use"), ran
     assert ran.json["patches"][1]["lost"] == "1 of 2 hunks, 2 of 4 lines"
     assert "--accept-shrink use" in ran.json["error"]["next"] and shrunk.snapshot() == before
@@ -31,15 +88,17 @@ def test_lost_hunk_stops_until_accepted(shrunk: Tiny, kvtool: Any) -> None:
 
 
 def test_shrink_accepted_at_start(shrunk: Tiny, kvtool: Any) -> None:
-    assert kvtool("rebase", "v3", "--dry-run").code == 3
-    assert kvtool("rebase", "v3", "--accept-shrink", "use", "--dry-run").code == 0
-    assert kvtool("rebase", "v3", "--accept-shrink", "use").code == 0
+    assert kvtool("rebase", "v3", "--accept-shrink", "use").code == 3
+    git(shrunk.tree, "checkout", "-q", "HEAD", "--", "CMakeLists.txt")
+    assert kvtool("rebase", "--continue").code == 0
     finished(shrunk, kvtool)
 
 
 def test_lost_hunk_is_restored_by_hand(shrunk: Tiny, kvtool: Any) -> None:
     assert kvtool("rebase", "v3").code == 3
-    (shrunk.tree / "CMakeLists.txt").write_text("project(small)\nadd_library(a src/a.cpp src/new.cpp)\n")
+    git(shrunk.tree, "checkout", "-q", "HEAD", "--", "CMakeLists.txt")
+    assert kvtool("rebase", "--continue").code == 3
+    (shrunk.tree / "CMakeLists.txt").write_text("project(small)\nadd_library(a src/a.cpp src/c.cpp)\n")
     assert kvtool("rebase", "--continue").code == 0
     assert "+project(small)" in (shrunk.root / "patches/use.patch").read_text()
     finished(shrunk, kvtool)
@@ -111,3 +170,30 @@ def test_resolution_to_upstream_loses_patch(stopped: Tiny, kvtool: Any) -> None:
     assert (outcomes(ran)["block"], ran.json["stopped_at"]) == ("empty", "more")
     ran = kvtool("rebase", "--abort")
     assert ran.code == 0
+
+
+@pytest.mark.parametrize("place", ["src/a.cpp", "src/far.cpp"])
+def test_removed_lines_that_upstream_moved(applied: Tiny, kvtool: Any, place: str) -> None:
+    """Prevent a former bug. The patch was called upstream's, because the lines were gone from their old place."""
+    lines = "int function_3(int x) {\n    int y = x + 3;\n    return y;\n}\n\n"
+    file = applied.tree / "src/a.cpp"
+    file.write_text(file.read_text().replace(lines, ""))
+    git(applied.tree, "commit", "-qam", "drop three")
+    assert kvtool("export").code == 0
+    theirs = applied.upstream / "src/a.cpp"
+    theirs.write_text(theirs.read_text().replace(lines, ""))
+    there = applied.upstream / place
+    there.write_text((there.read_text() if there.exists() else "// far\n\n") + lines)
+    git(applied.upstream, "add", "-A")
+    release(applied, "v3")
+    ran = kvtool("rebase", "v3", "--json")
+    assert (ran.code, ran.json["stopped_at"]) == (3, "drop-three"), ran
+    (hunk,) = ran.json["patches"][2]["failed"]
+    assert hunk["reason"].startswith(f"upstream moved the lines that the patch removes to {place}:"), hunk
+    said = kvtool("rebase", "--continue", "--json")
+    assert said.code == 3 and "'drop-three' loses " in said.json["error"]["what"], said
+    moved = applied.tree / place
+    moved.write_text(moved.read_text().replace(lines, ""))
+    assert kvtool("rebase", "--continue").code == 0
+    assert "-int function_3" in (applied.root / "patches/drop-three.patch").read_text()
+    finished(applied, kvtool)

@@ -73,7 +73,25 @@ def test_function_moved_to_other_file(project: Tiny, kvtool: Any) -> None:
     release(project, "v4", ("src/a.cpp", far, ""))
     ran = kvtool("rebase", "v4", "--dry-run", "--json")
     (hunk,) = ran.json["patches"][2]["failed"]
-    assert hunk["path"] == "src/a.cpp" and hunk["reason"] == "upstream moved a line of it to src/far.cpp:3"
+    assert hunk["path"] == "src/a.cpp" and hunk["reason"] == "upstream moved 'int far(int x) {' to src/far.cpp:2"
+
+
+def test_function_moved_away_from_its_twin(applied: Tiny, kvtool: Any) -> None:
+    """Swap two files whose functions differ by name only: the hunk fits the function that is there now."""
+    file = applied.upstream / "src/a.cpp"
+    twin = applied.upstream / "src/z.cpp"
+    twin.write_text(file.read_text().replace("function_", "other_"))
+    git(applied.upstream, "add", "-A")
+    release(applied, "v3")
+    assert kvtool("rebase", "v3").code == 0
+    ours, theirs = file.read_text(), twin.read_text()
+    file.write_text(theirs)
+    twin.write_text(ours)
+    release(applied, "v4")
+    ran = kvtool("rebase", "v4", "--json")
+    assert ran.code == 3, ran
+    (hunk,) = ran.json["patches"][1]["failed"]
+    assert hunk["reason"].startswith("upstream moved 'int function_2(int x) {' to src/z.cpp:"), hunk
 
 
 def test_unchanged_refused_place_is_reported(project: Tiny, kvtool: Any) -> None:
@@ -97,3 +115,55 @@ def test_resolution_with_other_file_is_reported(stopped: Tiny, kvtool: Any) -> N
     assert ran.code == 0 and outcomes(ran)["block"] == "applied"
     notes = {patch["id"]: patch["moved"] for patch in ran.json["patches"]}
     assert notes["block"] == ["src/b.h: the resolution changes it, the patch did not"]
+
+
+def test_resolution_with_new_files_is_refused(stopped: Tiny, kvtool: Any) -> None:
+    """Add a leftover of an editor to the resolution, as `git add -A` does."""
+    assert kvtool("rebase", "v3").code == 3
+    resolve(stopped, *BLOCK)
+    (stopped.tree / "src/a.cpp.orig").write_text("junk\n")
+    git(stopped.tree, "add", "-A")
+    for _ in range(2):
+        error = kvtool("rebase", "--continue", "--json").json["error"]
+        assert error["exit_code"] == 3 and "'block' adds src/a.cpp.orig" in error["what"], error
+    git(stopped.tree, "rm", "-q", "--cached", "src/a.cpp.orig")
+    ran = kvtool("rebase", "--continue", "--json")
+    assert (ran.code, outcomes(ran)["block"]) == (0, "applied"), ran
+    assert git(stopped.tree, "status", "--porcelain") == "?? src/a.cpp.orig"
+
+
+LINK = "upstream replaced a file by a symbolic link"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("link", LINK),
+        ("folder", "upstream replaced a file by a folder"),
+        ("own link", "the patch replaces a file by a symbolic link, and upstream changed it"),
+    ],
+)
+def test_replaced_type_of_a_file_is_the_cause(applied: Tiny, kvtool: Any, kind: str, reason: str) -> None:
+    theirs = applied.upstream / "src/b.h"
+    if kind == "own link":
+        (applied.tree / "src/a.cpp").unlink()
+        (applied.tree / "src/a.cpp").symlink_to("b.h")
+        git(applied.tree, "commit", "-qam", "link")
+        assert kvtool("export").code == 0
+        (applied.upstream / "src/a.cpp").write_text("int changed;\n")
+    else:
+        theirs.rename(applied.upstream / "src/moved.h")
+        if kind == "link":
+            theirs.symlink_to("moved.h")
+        else:
+            write_files(applied.upstream, {"src/b.h/inner.h": "int x;\n"})
+    git(applied.upstream, "add", "-A")
+    git(applied.upstream, "commit", "-qm", "another type")
+    release(applied, "v3")
+    before = applied.snapshot()
+    ran = kvtool("rebase", "v3", "--json")
+    assert ran.code == 3, ran
+    reports = {report["id"]: report for report in ran.json["patches"]}
+    (hunk,) = reports["link" if kind == "own link" else "flag"]["failed"]
+    assert (hunk["path"], hunk["reason"]) == ("src/a.cpp" if kind == "own link" else "src/b.h", reason)
+    assert kvtool("rebase", "--abort").code == 0 and applied.snapshot() == before
