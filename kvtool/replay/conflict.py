@@ -34,8 +34,7 @@ def add_cause(
     region = map_lines(old, new).map_range(piece.start, piece.start + len(piece.before))
     cause, reason = hunk.cause, hunk.reason
     if not cause:
-        what = moved or "a line of it"
-        cause, reason, region = _cause(piece, old, new, region, map_lines, moved_to, what)
+        cause, reason, region = _cause(piece, old, new, region, map_lines, moved_to, moved)
     found = new.lines[region.start : region.stop]
     # A diff does not show line ends or trailing white space, so the cause names them.
     shown = () if cause == "line ends" or (not new.lines and not found) else _diff(piece, old, new, region)
@@ -54,7 +53,7 @@ def _cause(
 ) -> tuple[str, str, range]:
     """Return the cause, a sentence about it, and the lines of upstream's file that it is about."""
     if not new.lines:
-        there = f"; {moved} is in {moved_to} now" if moved_to else ""
+        there = f"; {moved or 'a line of it'} is in {moved_to} now" if moved_to else ""
         return "deleted lines", f"upstream has no such file any more{there}", region
     if (place := _equal_after(_ended, piece, old, new, map_lines)) is not None:
         what = "ends the last line of the file now" if new.text.endswith(b"\n") else "no longer ends the last line"
@@ -73,10 +72,12 @@ def _cause(
     if any(len(line) > 4 for line in mine & theirs - known):
         return "already upstream", "upstream already has a part of the lines that the patch adds", region
     missing = [line for line in piece.before if squeezed(line) and squeezed(line) not in theirs]
+    if moved:
+        return "moved lines", f"upstream moved {moved} to {moved_to}", region
     if names := _renamed(missing, found):
         return "renamed identifier", f"upstream renamed {' and '.join(f'{a} to {b}' for a, b in names.items())}", region
     if moved_to:
-        return "moved lines", f"upstream moved {moved} to {moved_to}", region
+        return "moved lines", f"upstream moved a line of it to {moved_to}", region
     if missing and theirs <= {squeezed(line) for line in piece.before} | {b""}:
         count = "a line" if len(missing) == 1 else f"{len(missing)} lines"
         return "deleted lines", f"upstream removed {count} that the patch expects", region

@@ -25,7 +25,7 @@ from kvtool.gitcmd import Git
 from kvtool.replay.apply import Blob, Builder, Commit, FailedHunk, failed_hunks
 from kvtool.replay.conflict import add_cause
 from kvtool.series.patchfile import PLAIN_FLAGS, FileDiff, Hunk, Piece, hunks_of, parse_diff, pieces_of, quote_name
-from kvtool.series.placement import UNTOLD, HunkPlacement, LineMap, check_placement
+from kvtool.series.placement import UNTOLD, HunkPlacement, LineMap, check_placement, heading_at
 from kvtool.series.source import SourceFile, split_lines, squeezed
 
 # Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
@@ -61,6 +61,7 @@ def cherry_pick(builder: Builder, origin: Commit) -> PickResult:
     gone = moved_removals(git, origin, onto)
     there = hunks_in_upstream(git, origin, onto) - {(hunk.path, hunk.number) for hunk in gone}
     notes = tuple(f"{path} hunk {number}: upstream already has it" for path, number in sorted(there) if number)
+    notes += _note_renames(git, origin, onto)
     if there >= _hunks(origin):
         return PickResult(onto)
     todo = _without(builder, origin, there) if any(number for _, number in there) else origin
@@ -91,6 +92,22 @@ def cherry_pick(builder: Builder, origin: Commit) -> PickResult:
 
 def _notes(landings: Sequence[HunkPlacement]) -> tuple[str, ...]:
     return tuple(f"{landing.piece.hunk.path}: {landing.note}" for landing in landings if landing.note)
+
+
+_SIMILAR = 0.75  # share of equal lines below which a renamed file may be another file
+
+
+def _note_renames(git: Git, origin: Commit, onto: str) -> tuple[str, ...]:
+    """Return a note for each file that was followed to another name with few equal lines."""
+    notes: list[str] = []
+    for path, name in _new_names(git, origin, onto).items():
+        if name != path:
+            base, now = read_files(git, (f"{origin.parent}:{path}", path), (f"{onto}:{name}", name))
+            equal = len(base.lines) - sum(block.removed for block in map_lines(git, base, now).blocks)
+            share = equal / max(len(base.lines), len(now.lines), 1)
+            if share < _SIMILAR:
+                notes.append(f"look at it: {path} is taken for {name} now, where {share:.0%} of the lines are equal")
+    return tuple(notes)
 
 
 # --- hunks that upstream has ---------------------------------------------------------------------------------------
@@ -450,12 +467,25 @@ def _moved_function(
 
     old, new: tree and path of the two files
     """
-    within = base.function_at(piece.start)
-    if within is None or base.keys[within.start] in now.keys:
+    number = _function_head(base, piece.start)
+    if number is None or base.keys[number] in now.keys:
         return None
-    head = base.lines[within.start]
+    head = base.lines[number]
     where = _new_location(git, [head], old, new)
     return (where, repr(head.decode("utf-8", "replace").strip())) if where else None
+
+
+def _function_head(file: SourceFile, number: int) -> int | None:
+    """Return the first line of the function around a line of C or Python, or None."""
+    if within := file.function_at(number):
+        return within.start
+    if not file.path.endswith(".py"):
+        return None
+    around = (*file.enclosing_headers(number), heading_at(file.lines, number))
+    return next((n for n in around if n is not None and _PYTHON.match(file.lines[n])), None)
+
+
+_PYTHON = re.compile(rb"\s*(?:async\s+)?(?:def|class)\b")
 
 
 def _lines_of(origin: Commit, hunks: Collection[tuple[str, int]]) -> frozenset[bytes]:

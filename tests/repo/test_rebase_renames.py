@@ -78,20 +78,44 @@ def test_function_moved_to_other_file(project: Tiny, kvtool: Any) -> None:
 
 def test_function_moved_away_from_its_twin(applied: Tiny, kvtool: Any) -> None:
     """Swap two files whose functions differ by name only: the hunk fits the function that is there now."""
-    file = applied.upstream / "src/a.cpp"
+    python = "".join(f"def function_{n}(x):\n    y = x + {n}\n    return y\n\n\n" for n in range(1, 5))
+    write_files(applied.upstream, {"p.py": python, "q.py": python.replace("function_", "other_")})
     twin = applied.upstream / "src/z.cpp"
-    twin.write_text(file.read_text().replace("function_", "other_"))
+    twin.write_text((applied.upstream / "src/a.cpp").read_text().replace("function_", "other_"))
     git(applied.upstream, "add", "-A")
     release(applied, "v3")
     assert kvtool("rebase", "v3").code == 0
-    ours, theirs = file.read_text(), twin.read_text()
-    file.write_text(theirs)
-    twin.write_text(ours)
+    mine = applied.tree / "p.py"
+    mine.write_text(mine.read_text().replace("    y = x + 3\n", "    y = x + 3\n    total(y)\n"))
+    git(applied.tree, "commit", "-qam", "python")
+    assert kvtool("export").code == 0
+    for one, other in (("src/a.cpp", "src/z.cpp"), ("p.py", "q.py")):
+        first, second = applied.upstream / one, applied.upstream / other
+        texts = first.read_text(), second.read_text()
+        second.write_text(texts[0])
+        first.write_text(texts[1])
     release(applied, "v4")
     ran = kvtool("rebase", "v4", "--json")
     assert ran.code == 3, ran
-    (hunk,) = ran.json["patches"][1]["failed"]
-    assert hunk["reason"].startswith("upstream moved 'int function_2(int x) {' to src/z.cpp:"), hunk
+    reasons = [hunk["reason"] for report in ran.json["patches"] for hunk in report["failed"]]
+    assert [reason.partition(":")[0] for reason in reasons] == [
+        "upstream moved 'int function_2(int x) {' to src/z.cpp",
+        "upstream moved 'def function_3(x)",
+    ], reasons
+
+
+@pytest.mark.parametrize("is_similar", [True, False])
+def test_rename_to_hardly_similar_file_is_noted(applied: Tiny, kvtool: Any, is_similar: bool) -> None:
+    renamed(applied, ("src/a.cpp", "src/core.cpp"))
+    file = applied.upstream / "src/core.cpp"
+    if not is_similar:
+        file.write_text(file.read_text().replace("    int y = x + 7;\n    return y;\n", "    other(x);\n" * 12))
+    git(applied.upstream, "add", "-A")
+    release(applied, "v3")
+    ran = kvtool("rebase", "v3", "--json")
+    assert ran.code == 0, ran
+    notes = ran.json["patches"][1]["moved"]
+    assert bool(notes) != is_similar and all("src/a.cpp is taken for src/core.cpp now" in note for note in notes), notes
 
 
 def test_unchanged_refused_place_is_reported(project: Tiny, kvtool: Any) -> None:
