@@ -1,5 +1,6 @@
 """Turn an import plan into the files of a project, and prove that they reproduce the fork's tree. Writes no file."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,6 +20,7 @@ from kvtool.series.series_toml import edit_series
 from kvtool.upstream.lock import pin
 
 _T = TypeVar("_T")
+_PREFIXED = re.compile(rb"^(?:diff --git |--- a/|\+\+\+ b/)", re.MULTILINE)  # names with the folders a/ and b/
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def commit_patches(
             )
         flags = (f"-p{patch.strip}", *(["--reverse"] if patch.reverse else []))
         diffs = dict.fromkeys((patch.diff, patch.diff.replace(b"\r\n", b"\n")))
-        if not any(builder.apply(diff, *flags) for diff in diffs):
+        ways = [flags] if _PREFIXED.search(patch.diff) else [flags, ("-p0", *flags[1:])]
+        if not any(builder.apply(diff, *way) for way in ways for diff in diffs):
             raise _conflict(builder, patch, base.tag, flags)
         commit = builder.commit_index(patch.message, author=patch)
         if commit:

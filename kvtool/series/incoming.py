@@ -18,9 +18,11 @@ from kvtool.series.patchfile import Authored, parse_sender
 _NO_AUTHOR = ("kvtool", "kvtool@localhost")
 _NO_DATE = "1767225600 +0000"
 _SUFFIXES = (".patch", ".diff")
+_SERIES = ("series", ".patches")  # of quilt, of Electron
 _MBOX = re.compile(rb"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001\n(?=[A-Z][A-Za-z-]*: )", re.MULTILINE)
 _DIFF_START = re.compile(rb"^(?:diff -|Index: |--- [^\n]*\n\+\+\+ )", re.MULTILINE)
 _SIGNATURE = re.compile(rb"^-- \n(?!\+\+\+ )[^\n]*\n?\s*\Z", re.MULTILINE)
+_ONLY_IN = re.compile(rb"^Only in [^\n]*: [^\n]*\n", re.MULTILINE)  # of diff -r
 _FIELD = re.compile(r"([A-Za-z][A-Za-z0-9-]*):(?:[ \t]+(.*))?$")
 _PREFIX = re.compile(r"\[[^\]]*\bPATCH\b[^\]]*\]\s*")
 _NUMBER = re.compile(r"^\d+[-_.]+")
@@ -64,14 +66,15 @@ def read_patches(place: Path) -> tuple[IncomingPatch, ...]:
 
 def _read_folder(folder: Path) -> tuple[IncomingPatch, ...]:
     """Read the patches that the folder's series file names, or every patch of the folder by name."""
-    if (series := folder / "series").is_file():
+    if series := next((folder / name for name in _SERIES if (folder / name).is_file()), None):
         return _read_series(series)
     files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
+    files = [path for path in files if not path.name.endswith("0000-cover-letter.patch")]
     if not files:
         inner = next((f for f in ("debian/patches", "patches") if (folder / f).is_dir()), "")
         raise UsageError(
             f"{folder} has no patches",
-            why="it has no file named series, and no *.patch or *.diff",
+            why="it has no file named series or .patches, and no *.patch or *.diff",
             next_step=f"kvtool import --patches {folder / inner}" if inner else "name the folder that has them",
         )
     return tuple(patch for file in files for patch in _read_file(file))
@@ -134,6 +137,7 @@ def _parse(raw: bytes, file: Path, lines_before: int) -> IncomingPatch:
         raise UsageError(f"{file} has no diff", why="it has neither a 'diff' line nor a '---' and a '+++' line")
     diff = _SIGNATURE.sub(b"", body[start.start() :])
     free = re.split(rb"^---\s*$", body[: start.start()], maxsplit=1, flags=re.MULTILINE)[0]
+    free = _ONLY_IN.sub(b"", free)
     fields = _fields(header.decode("utf-8", "replace"))
     name, email = _author(fields, mail)
     message = _message(fields, mail, free.decode("utf-8", "surrogateescape"), file)

@@ -176,3 +176,37 @@ def test_base_commit_of_local_mirror(empty: Tiny, kvtool: Any, work: Path, tmp_p
     write_files(tmp_path / "q", {"one.diff": edit(work, "src/b.h", "other", "another")})
     ran = imported(empty, kvtool, work, tmp_path / "q", "--base", base[:9])
     assert ran.json["base"] == base
+
+
+def test_electron_order_and_cover_letter(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
+    """Use a folder whose file .patches defines the order, and one with the cover letter of git format-patch."""
+    edit(work, "src/a.cpp", "x + 2;", "x + 22;")
+    edit(work, "src/a.cpp", "x + 22;", "x + 222;")
+    queue = tmp_path / "queue"
+    git(work, "format-patch", "-q", "-2", "--cover-letter", "-o", str(queue))
+    second, first = sorted(queue.glob("000[12]*"), reverse=True)
+    second.rename(queue / "a_second.patch")
+    first.rename(queue / "b_first.patch")
+    (queue / ".patches").write_text("b_first.patch\na_second.patch\n")
+    ran = imported(empty, kvtool, work, queue)
+    assert [patch["id"] for patch in ran.json["patches"]] == ["b-first", "a-second"]
+
+
+def test_cover_letter_is_no_patch(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
+    edit(work, "src/a.cpp", "x + 2;", "x + 22;")
+    git(work, "format-patch", "-q", "-1", "--cover-letter", "-o", str(tmp_path / "queue"))
+    assert len(imported(empty, kvtool, work, tmp_path / "queue").json["patches"]) == 1
+
+
+def test_diff_without_prefix_is_applied(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
+    """Use a diff as CVS and Subversion write it; a new file with a prefix never ends up in a folder named b."""
+    text = "--- /dev/null\n+++ b/src/a.cpp\n@@ -0,0 +1 @@\n+x\n"
+    write_files(tmp_path / "taken", {"1.diff": text})
+    assert kvtool("import", "--patches", tmp_path / "taken", "--json").code == 3
+    diff = edit(work, "src/a.cpp", "x + 2;", "x + 22;").partition("@@")[2]
+    write_files(
+        tmp_path / "queue",
+        {"1.diff": f"Only in new: a.o\nIndex: src/a.cpp\n{'=' * 67}\n--- src/a.cpp\t(1)\n+++ src/a.cpp\t(2)\n@@{diff}"},
+    )
+    imported(empty, kvtool, work, tmp_path / "queue")
+    assert message(empty, 0).endswith("\n1")
