@@ -171,6 +171,8 @@ class SeriesContext:
         old = self.lock.upstream()
         here, there = self.base(old), self.base(upstream)
         start, series = time.monotonic(), self.series(upstream)
+        builder = Builder(scratch, there)
+        builder.commit_files(series.files)  # fails within a second if upstream has such a file
         locked = made or replay(scratch, here, self.series(old))
         if error := conflict_error(locked.reports, old.label):
             raise ConflictError(
@@ -182,8 +184,7 @@ class SeriesContext:
         origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
         told = choices is None or upstream.tag in self.listed
         unsure = {} if told else undecided_patches(series, self.lock, upstream)
-        mover = _PatchMover(Builder(scratch, there), origins, choices or Choices(), unsure, locked)
-        mover.builder.commit_files(series.files)
+        mover = _PatchMover(builder, origins, choices or Choices(), unsure, locked)
         for loaded in series.patches:
             mover.move(loaded)
             if mover.stop and not keep_going:
