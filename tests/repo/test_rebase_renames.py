@@ -176,9 +176,9 @@ def test_replaced_type_of_a_file_is_the_cause(applied: Tiny, kvtool: Any, kind: 
         assert kvtool("export").code == 0
         (applied.upstream / "src/a.cpp").write_text("int changed;\n")
     else:
-        theirs.rename(applied.upstream / "src/moved.h")
+        theirs.unlink()
         if kind == "link":
-            theirs.symlink_to("moved.h")
+            theirs.symlink_to("a.cpp")
         else:
             write_files(applied.upstream, {"src/b.h/inner.h": "int x;\n"})
     git(applied.upstream, "add", "-A")
