@@ -175,7 +175,7 @@ class Builder:
         if odd := next((file for file in files if folders([file.path]) & theirs), None):
             (above,) = folders([odd.path]) & theirs
             raise UsageError(
-                f"upstream has a file {above}, where cpp/ has a folder",
+                f"upstream has a file {above}, where cpp/ has a folder: {odd.path}",
                 why=f"cpp/{odd.path} would replace it",
                 next_step=f"rename the folder cpp/{above}",
             )
