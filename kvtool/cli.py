@@ -64,11 +64,13 @@ def _shared_options() -> list[Any]:
     return typer.main.get_command(app).params
 
 
-def _without_metavars(params: list[Any]) -> list[Any]:
-    """Remove the metavar of flags, since typer prints <bool>."""
+def _without_types(params: list[Any]) -> list[Any]:
+    """Remove the types of flags and arguments from the help: typer prints <bool> and <str>."""
     for parameter in params:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
+        elif parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda **_: None  # since typer 0.29
     return params
 
 
@@ -76,14 +78,14 @@ class _Group(typer.core.TyperGroup):
     """The kvtool program."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_metavars(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
 
 class _Command(typer.core.TyperCommand):
     """A command with the options that every command has. It renders its result and returns the exit code."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_metavars(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
     def __init__(self, *args: Any, params: list[Any], **more: Any) -> None:
         super().__init__(*args, params=[*params, *_shared_options()], **more)

@@ -41,7 +41,7 @@ class ApplyResult(Result, command="apply"):
         error = conflict_error(self.patches, f"{self.upstream} {self.tag}")
         if error and any(hunk.expected for report in self.patches for hunk in report.failed):  # the patch needed a move
             error.next_step = (
-                f"kvtool rebase {self.tag} stops there with the conflict in the files; the tree is as it was"
+                f"kvtool rebase {self.tag} stops there with the conflict in the files; the tree is unchanged"
             )
         return error
 

@@ -98,7 +98,7 @@ class ExportResult(Result, command="export"):
         for file in self.files:
             if console.verbose or not file.path.startswith("patches/"):
                 console.line(f"  {file.action:<9} {file.path}")
-        console.line(f"{len(self.files)} files written; look at them with git diff, then commit")
+        console.line(f"{len(self.files)} files written; check them with git diff, then commit")
 
 
 @dataclass(frozen=True)

@@ -309,7 +309,9 @@ def run_rebase(env: Env, options: Options) -> Result:
 
 def command(
     ctx: Context,
-    tag: Annotated[str | None, Argument(metavar="TAG", help="Where to; the lock need not know it.")] = None,
+    tag: Annotated[
+        str | None, Argument(metavar="TAG", help="Upstream tag to rebase onto. It need not be in upstream.lock.")
+    ] = None,
     mirror: Mirror = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Change nothing, not even the tree.")] = False,
     keep_going: Annotated[
@@ -348,7 +350,7 @@ def command(
         kvtool rebase b12000 --mirror ~/src/llama.cpp --dry-run --keep-going
         kvtool rebase --dry-run --keep-going --all --markdown span.md
 
-    Exit codes: 3 a patch needs a person, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
+    Exit codes: 3 a patch needs you, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """
     options = Options(
         tag=tag,

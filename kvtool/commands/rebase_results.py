@@ -71,8 +71,9 @@ class RebaseResult(Result, command="rebase"):
         before = f"resolved as before, look at it: {', '.join(self.filled_in)}\n" if self.filled_in else ""
         status = quote(["git", "-C", self.tree, "status"])
         return before + (
-            f"1. {status} lists the files: resolve them, and move what is in the wrong place\n"
-            "2. kvtool rebase --continue takes the tree as the resolution and goes on\n" + self._ways_out
+            f"1. {status} lists the files: resolve each conflict, and move lines that are in the wrong place\n"
+            "2. kvtool rebase --continue accepts the files as the resolution, and continues with the next patch\n"
+            + self._ways_out
         )
 
     @property
@@ -81,7 +82,7 @@ class RebaseResult(Result, command="rebase"):
         return (
             f"or kvtool rebase --skip {name} leaves the patch out from {self.tag} on\n"
             f"or kvtool rebase --drop {name} removes the patch from the series\n"
-            "or kvtool rebase --abort puts tree and project back as they were"
+            "or kvtool rebase --abort restores the tree and the project"
         )
 
     def _next_after_loss(self) -> str:

@@ -272,7 +272,7 @@ class Builder:
                 raise
             raise UsageError(
                 f"git cannot parse the date {author.date!r}",
-                why=f"it is that of {message.partition(chr(10))[0]!r}",
+                why=f"it is the date of the patch {message.partition(chr(10))[0]!r}",
                 next_step="correct the Date: line of its file in patches/",
             ) from err
         self.tree = tree

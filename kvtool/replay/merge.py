@@ -43,7 +43,7 @@ SUBMODULE = "160000"
 class PickResult:
     """The result of carrying one patch.
 
-    tree: the tree with the patch in it; None if the patch needs a person
+    tree: the tree with the patch in it; None if the patch has a conflict
     failed: the hunks that are in the way
     notes: what deserves a look
     commit: the commit to merge by hand: the patch without the hunks that upstream already has

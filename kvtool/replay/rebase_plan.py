@@ -209,7 +209,7 @@ def _orphaned_folders(git: Scratch, series: Series, here: str, there: str) -> tu
     for folder in gone:
         names = Counter(_folder(new) for old, new in renamed.items() if _folder(old) == folder)
         most = f" (most of its files are in {names.most_common(1)[0][0]})" if names else ""
-        found.append(f"upstream has no {folder} any more{most}; the files of cpp/{folder} stand alone there")
+        found.append(f"upstream has no {folder} any more{most}; only the files of cpp/{folder} are left there")
     return tuple(found)
 
 

@@ -84,7 +84,7 @@ class Server(contextlib.ExitStack):
             raise NetworkError(f"no server answers at {self.url}", why=why, next_step=_START_IT) from err
         code, has_key = answer.status_code, "Authorization" in self._http.headers
         if code in (401, 403):
-            which, given = ("another", "the one that it got") if has_key else ("an", "a request without one")
+            which, given = ("another", "the given key") if has_key else ("an", "a request without a key")
             raise UsageError(
                 f"{self.url} wants {which} API key",
                 why=f"it answered HTTP {code} to {given}",

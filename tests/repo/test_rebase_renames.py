@@ -45,7 +45,7 @@ def test_conflict_in_renamed_file(stopped: Tiny, kvtool: Any, name: str) -> None
 def test_renamed_folder_of_cpp_is_reported(applied: Tiny, kvtool: Any) -> None:
     renamed(applied, ("src/a.cpp", "lib/a.cpp"), ("src/b.h", "lib/b.h"))
     release(applied, "v3")
-    astray = ["upstream has no src any more (most of its files are in lib); the files of cpp/src stand alone there"]
+    astray = ["upstream has no src any more (most of its files are in lib); only the files of cpp/src are left there"]
     assert kvtool("rebase", "v3", "--dry-run", "--json").json["astray"] == astray
     ran = kvtool("rebase", "v3", "--json")
     assert (ran.code, ran.json["outcome"], ran.json["astray"]) == (0, "rebased", astray)
