@@ -94,4 +94,5 @@ def test_type_changes_within_budget(real: Real) -> None:
         "gemma3-dense",
         "lfm2-dense",
     }
-    assert [b["name"] for b in document["bars"] if b["met"] is not True and "peak" not in b["name"]] == []
+    timed = "peak", "time / memcpy"  # depend on the machine
+    assert [b["name"] for b in document["bars"] if b["met"] is not True and not b["name"].startswith(timed)] == []
