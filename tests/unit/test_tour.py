@@ -107,8 +107,8 @@ def test_missing_function_is_noticed() -> None:
 
 
 def design_files() -> list[tuple[str, str]]:
-    """Return the rows of "Where a change goes": folder and name. A heading names the folder of its table."""
-    section = DESIGN[DESIGN.index("## Where a change goes") :]
+    """Return the rows of "Places of changes": folder and name. A heading names the folder of its table."""
+    section = DESIGN[DESIGN.index("## Places of changes") :]
     found, folder = [], ""
     for line in section.splitlines():
         if heading := re.match(r"#+ .*?(?:`([\w/]+)`)?$", line):
