@@ -122,7 +122,9 @@ def label_bars(axis: Any, texts: Sequence[str]) -> None:
     bars = (bar for container in axis.containers for bar in container)
     for bar, text in zip(bars, texts, strict=True):
         end = bar.get_x() + bar.get_width(), bar.get_y() + bar.get_height() / 2
-        axis.annotate(text, end, (4, 0), textcoords="offset points", va="center", annotation_clip=False)
+        side = {"ha": "right"} if bar.get_width() < 0 else {"ha": "left"}
+        offset = (-4 if bar.get_width() < 0 else 4, 0)
+        axis.annotate(text, end, offset, textcoords="offset points", va="center", annotation_clip=False, **side)
 
 
 def with_dark_scheme(svg: bytes) -> bytes:

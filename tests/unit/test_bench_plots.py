@@ -41,3 +41,13 @@ def test_svg_has_dark_scheme() -> None:
         colour = getattr(plots, name)
         assert colour in body and f': {colour}"]' in head, "every colour has a counterpart"
     assert "black" not in body and "#000000" not in body
+
+
+def test_bars_have_labels_outside() -> None:
+    with plots.picture("some") as (_, (axis,)):
+        axis.barh(["gain", "loss"], [2.0, -1.0])
+        plots.label_bars(axis, ["+2", "-1"])
+    assert [(text.get_text(), text.xy[0], text.get_ha()) for text in axis.texts] == [
+        ("+2", 2.0, "left"),
+        ("-1", -1.0, "right"),
+    ]
