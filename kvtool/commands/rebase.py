@@ -339,12 +339,14 @@ def command(
 ) -> Result:
     """Move the series to another upstream: patches/, upstream.lock and the patched tree.
 
-    The series is first replayed on the locked upstream, then each patch is merged onto the new one; where it landed is
-    checked against what became of the lines around it. A conflict (exit 3) stops in the patched tree with the markers
-    in the files, and names patch, file and hunk, and how every later patch fares. Resolve it there, and --continue;
-    or --skip, --drop, --abort. A patch that lost changes stops it too, until --accept-shrink. The lock moves only when
-    everything has its place; a kill at any moment is finished, or undone, by --continue or --abort. A rebase moves
-    every group of the series, as they share one lock. A tree with some groups has these again at the end.
+    Builds the series on the locked upstream, merges each patch into the new upstream, and checks the place of each
+    hunk. At a conflict, the rebase stops with exit code 3. The patched tree then contains the conflict markers, and the
+    output names the patch, its hunks, and the later patches that apply. Resolve the conflict and run --continue, or
+    choose --skip, --drop or --abort. The rebase also stops at a patch that would lose changes, until --accept-shrink.
+
+    The lock and patches/ change only when each patch has its place. After an interruption, --continue or --abort
+    completes or cancels the rebase. All groups of the series move together, because they share one lock. A tree with
+    some of the groups contains the same groups at the end.
 
         kvtool rebase b11063
         kvtool rebase b12000 --mirror ~/src/llama.cpp --dry-run --keep-going
