@@ -5,7 +5,8 @@ clock measures them. Each round creates both contexts again and yields one ratio
 interval is Student's over the rounds (`kvtool/bench/speed.py` has the formula). First, each smaller type is compared
 with f16. With `--baseline`, each type is then compared with the same type in an unpatched build. A round of those is
 two processes, because the library that is loaded first has an advantage. *At* is the number of tokens in the context
-before the calls; it is filled without attention, which is not measured.
+before the calls; it is filled without attention, which is not measured. The plot multiplies the speed of f16 by the
+ratios.
 """
 
 import statistics
@@ -93,14 +94,19 @@ class AttentionResult(Report):
 def _lines(speeds: Sequence[TypeSpeed], kind: str) -> dict[tuple[str, str], dict[int, float]]:
     """Return tokens per second by depth, for each type and build.
 
-    The speed of f16 is the median over all its comparisons.
+    The speed of f16 is the median over its comparisons. The other speeds are this speed times their ratios, because
+    the speed of the machine can change between two comparisons.
     """
-    found: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for s in (s for s in speeds if s.kind == kind):
-        base = (F16, "") if s.base == F16 else (s.type, UNPATCHED)
-        for key, seconds in ((base, s.base_seconds), ((s.type, ""), s.seconds)):
-            found.setdefault(key, {}).setdefault(s.depth, []).append(s.n_tokens / seconds)
-    return {key: {d: statistics.median(each) for d, each in points.items()} for key, points in found.items()}
+    same = [s for s in speeds if s.kind == kind]
+    found: dict[tuple[str, str], dict[int, float]] = {(F16, ""): {}}
+    for depth in sorted({s.depth for s in same}):
+        base = [s.n_tokens / s.base_seconds for s in same if s.base == F16 and s.depth == depth]
+        found[F16, ""][depth] = statistics.median(base)
+    for s in sorted(same, key=lambda s: s.base == UNPATCHED):  # the patched types first
+        key = (s.type, UNPATCHED if s.base == UNPATCHED else "")
+        patched = found[s.type, ""][s.depth] if s.base == UNPATCHED else found[F16, ""][s.depth]
+        found.setdefault(key, {})[s.depth] = patched / s.ratio.value if key[1] else patched * s.ratio.value
+    return found
 
 
 def measure_types(
