@@ -115,7 +115,8 @@ private:
         uint32_t n_rot_v;
     };
 
-    // return the block size of the rotation between two bases. it is the same for all types: one of both is 0, or they are equal
+    // return the block size of the rotation that converts rows from one block size of rotation to another (0: not rotated). it is 0 if
+    // they are equal. a model has one block size for all rotated types, so both are equal or one of them is 0
     static uint32_t rotation_delta(uint32_t from, uint32_t to);
 
     // have the rotation of these types

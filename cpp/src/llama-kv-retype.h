@@ -5,9 +5,9 @@
 // Positions, cells, rows and the tensor objects stay the same. The types, strides and addresses of the tensors change, and so does
 // the basis in which K and V are stored (llama-kv-cell-types.h).
 //
-// All or nothing: all steps that can fail run first, while the tensors have the new types and the old data. A graph must not read
-// more of the cells on another backend, the compute buffers must fit, and larger rows need all of their memory. Then the data is moved
-// layer by layer, which does not fail.
+// The steps that can fail without loss run first. Some of them build graphs while the tensors have the new types and still the old
+// data: a graph must not read more of the cells on another backend than before, and the compute buffers must fit. Then, with the old
+// types set again, larger rows get all of their memory. At last, the data is moved layer by layer. If that fails, the cells are lost.
 
 #include "llama-kv.h"
 

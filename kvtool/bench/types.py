@@ -48,7 +48,8 @@ class Change:
 
     before, after: bytes of the cells
     layer: bytes of one layer before the change
-    over_steady: bytes, None if the resident memory is unknown
+    over_steady: bytes by which the peak of the resident memory exceeded the larger of its values before and after the
+        change; None if the resident memory is unknown
     """
 
     mode: str

@@ -53,9 +53,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Budget:
-    """Hold the limit of all caches in bytes (0: all memory of the machine), and the types to step down through.
+    """Hold the budget of all caches, as `kv_budget` in /props reports it.
 
-    The types have the server's names.
+    bytes: the limit; 0 without one, when only the memory of the machine limits the caches
+    types: the list of --kv-auto-quant, for example f16 and q8_0, from the largest to the smallest
     """
 
     types: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""How a check is run: whatever its program does, the answer is a Finding, with the seconds that it took."""
+"""Run a check: if its program crashes or hangs, the result is still a Finding, with the seconds that it took."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ class Failed(Exception):
 
 
 def trial(judge: _Trial) -> _Trial:
-    """Make a function that judges a check return a complete Finding, also for exceptions, with its duration."""
+    """Make a function that judges a check return a Finding with its duration, also if it raises Failed."""
 
     @functools.wraps(judge)
     def timed(check: Check, *args: Any, **more: Any) -> Finding:

@@ -1,4 +1,4 @@
-"""Test kvtool rebase after upstream renamed files or moved their contents, and the report of a resolution."""
+"""Test kvtool rebase after upstream renamed files or moved contents, and its report of a resolved conflict."""
 
 from __future__ import annotations
 

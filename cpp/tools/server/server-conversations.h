@@ -58,7 +58,7 @@ public:
     // store: receives the entries that RAM drops, and is a source of load(). may be null
     void set_store(server_conversation_store * store) { this->store = store; }
 
-    // load_model(): set the limit. entries from before the server slept stay
+    // called by load_model(), also when the server wakes up: apply --cache-ram. entries from before the sleep stay
     void init();
 
     // restore the longest usable state to the slot that was chosen for a task

@@ -67,7 +67,8 @@ void server_oom::end_slot(server_slot_view & slot, int32_t off) {
 
     batch.drop(slot.id, off);
 
-    // the children wait for a prompt that will not be processed, or have a copy of its processed part
+    // end the children of this request as well (the slots of its other completions) while its prompt is incomplete: they wait for
+    // the prompt, or have a copy of its processed part, and the rest will not be processed
     for (auto & other : slots) {
         if (slot.stats.n_gen == 0 && other.is_processing() && other.task->id_parent == slot.task->id) {
             send_error(other);
