@@ -22,6 +22,12 @@ endfunction()
 # of kv-check
 kv_test(reference ${KV_TESTS_DIR}/../tools/kv-check/reference.cpp ${KV_TESTS_DIR}/../tools/kv-check/values.cpp)
 
+# of llama-server
+kv_test(conversation-files ${KV_TESTS_DIR}/../tools/server/server-conversation-files.cpp)
+if (TARGET test-kv-conversation-files)
+    target_link_libraries(test-kv-conversation-files PRIVATE vendor::hash)
+endif()
+
 # every type of K and V on a CPU, and rotations: not every upstream has the patches for them
 file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cpu/ops.cpp has_flash_attn_types REGEX ggml_cpu_get_to_float)
 if (has_flash_attn_types)

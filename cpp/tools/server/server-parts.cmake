@@ -5,6 +5,7 @@ target_sources(server-context PRIVATE
     server-budget.cpp
     server-bytes.cpp
     server-component.cpp
+    server-conversation-files.cpp
     server-conversation.cpp
     server-conversations.cpp
     server-draft.cpp
@@ -31,6 +32,8 @@ target_sources(server-context PRIVATE
     server-slot.cpp
     server-slot-cells.cpp
     ../kv-check/resident.cpp)
+
+target_link_libraries(server-context PRIVATE vendor::hash)
 
 if (WIN32)
     target_link_libraries(server-context PUBLIC psapi)
