@@ -34,8 +34,9 @@ SERVER_FIELDS = {
         "type_v", "cells_shared",
     }),
     "conversations": frozenset({
-        "limit_bytes", "entry_bytes", "checkpoint_bytes", "paused_bytes", "disk_bytes", "entries", "disk_entries",
-        "hits_total", "misses_total", "saved_tokens_total",
+        "limit_bytes", "entry_bytes", "checkpoint_bytes", "paused_bytes", "disk_bytes", "disk_limit_bytes", "entries",
+        "disk_entries", "hits_total", "misses_total", "saved_tokens_total", "disk_hits_total", "disk_misses_total",
+        "disk_saved_tokens_total",
     }),
     "kv_budget": frozenset({"types", "bytes", "committed_bytes", "down_total", "up_total"}),
 }

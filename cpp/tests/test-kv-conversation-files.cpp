@@ -150,6 +150,16 @@ static void test_limit() {
     const data large(300000, 1);
     check(files.write(bytes_of({ 6 }), { bytes_of(large) }).empty(), "a file beyond the limit is not written");
     check_eq("files after that", 4, files.list().size());
+
+    const int64_t age_us = 3600ll*1000*1000;
+    const data    other(100000, 1);
+
+    check(files.write(bytes_of({ 7 }), { bytes_of(other) }, age_us).empty(), "a conversation that was used before all others is not written");
+    check_eq("files after that", 4, files.list().size());
+
+    const auto t_used = fs::last_write_time(dir.path / ids[3]);
+    files.touch(ids[3], age_us);
+    check(fs::last_write_time(dir.path / ids[3]) == t_used, "a file does not become older");
 }
 
 static void test_damage() {

@@ -88,9 +88,10 @@ def _conversations(stored: Conversations) -> list[Line]:
     taken = stored.entry_bytes + stored.checkpoint_bytes + stored.paused_bytes
     of = f" of {size(stored.limit_bytes)}" if stored.limit_bytes else ""
     parts = [f"{size(stored.checkpoint_bytes)} checkpoints", f"{size(stored.paused_bytes)} paused"]
+    counts = f"{stored.hits_total} hits, {stored.misses_total} misses, {stored.saved_tokens_total} tokens saved"
     if stored.disk_entries:
         parts.append(f"{size(stored.disk_bytes)} in {stored.disk_entries} files on disk")
-    counts = f"{stored.hits_total} hits, {stored.misses_total} misses, {stored.saved_tokens_total} tokens saved"
+        counts += f"; {stored.disk_hits_total} hits on disk"
     return [
         [("chats   ", "bold"), (f"{size(taken)}{of} in RAM, {stored.entries} entries", "")],
         [(_INDENT + ", ".join(parts), "")],

@@ -71,6 +71,7 @@ class Conversations:
     """Hold the numbers of conversations outside of the cells, with the server's names.
 
     limit_bytes: limit of entries, checkpoints and paused requests together, 0 for none
+    disk_limit_bytes: limit of the files on disk, 0 for none
     """
 
     limit_bytes: int
@@ -78,11 +79,15 @@ class Conversations:
     checkpoint_bytes: int
     paused_bytes: int
     disk_bytes: int
+    disk_limit_bytes: int
     entries: int
     disk_entries: int
     hits_total: int
     misses_total: int
     saved_tokens_total: int
+    disk_hits_total: int
+    disk_misses_total: int
+    disk_saved_tokens_total: int
 
 
 @dataclass(frozen=True)

@@ -210,8 +210,9 @@ def test_budget_is_shown(fake: Fake, kvtool: Any) -> None:
 def test_conversations_are_shown(fake: Fake, kvtool: Any) -> None:
     stored = {
         **{"limit_bytes": 64 * MIB, "entry_bytes": 8 * MIB, "checkpoint_bytes": 3 * MIB, "paused_bytes": MIB},
-        **{"disk_bytes": 0, "entries": 4, "disk_entries": 0},
+        **{"disk_bytes": 0, "disk_limit_bytes": 0, "entries": 4, "disk_entries": 0},
         **{"hits_total": 7, "misses_total": 2, "saved_tokens_total": 900},
+        **{"disk_hits_total": 5, "disk_misses_total": 2, "disk_saved_tokens_total": 600},
     }
     fake.say(conversations=stored)
     said = kvtool("top", fake.url).out
@@ -221,6 +222,7 @@ def test_conversations_are_shown(fake: Fake, kvtool: Any) -> None:
     fake.say(conversations={**stored, "limit_bytes": 0, "disk_bytes": MIB, "disk_entries": 2})
     said = kvtool("top", fake.url).out
     assert "\nchats   12.0 MiB in RAM" in said and ", 1.0 MiB in 2 files on disk\n" in said
+    assert "900 tokens saved; 5 hits on disk\n" in said
 
 
 @pytest.mark.parametrize("height", [12, 24, 60])

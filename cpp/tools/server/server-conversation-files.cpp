@@ -157,14 +157,6 @@ public:
 #endif
     }
 
-    bool sync() const {
-#ifdef _WIN32
-        return _commit(fd) == 0;
-#else
-        return fsync(fd) == 0;
-#endif
-    }
-
     // return false if another process has the lock. on Windows, a file that is open cannot be removed
     bool lock() const {
 #ifdef _WIN32
@@ -266,17 +258,21 @@ void server_conversation_files::remove_unfinished() {
     }
 }
 
-void server_conversation_files::make_room(uint64_t n_bytes) {
+bool server_conversation_files::make_room(uint64_t n_bytes, int64_t t_keep) {
     const auto found = scan();
 
+    const auto fits = [&]() { return limit == 0 || n_bytes_all + n_bytes <= limit; };
+
     for (const auto & cur : found) {
-        if (limit == 0 || n_bytes_all + n_bytes <= limit) {
+        if (fits() || cur.t_used >= t_keep) {
             break;
         }
         if (!cur.is_temporary) {
             remove(cur.name);
         }
     }
+
+    return fits();
 }
 
 void server_conversation_files::remove(const std::string & id) {
@@ -290,12 +286,21 @@ void server_conversation_files::remove(const std::string & id) {
     files.erase(id);
 }
 
-void server_conversation_files::touch(const std::string & id) {
-    std::error_code ec;
-    fs::last_write_time(path(id), fs::file_time_type::clock::now(), ec);
+static fs::file_time_type time_of_age(int64_t age_us) {
+    return fs::file_time_type::clock::now() -
+        std::chrono::duration_cast<fs::file_time_type::duration>(std::chrono::microseconds(age_us));
 }
 
-std::string server_conversation_files::write(bytes head, const std::vector<bytes> & parts) {
+void server_conversation_files::touch(const std::string & id, int64_t age_us) {
+    const auto t_used = time_of_age(age_us);
+
+    std::error_code ec;
+    if (age_us == 0 || (fs::last_write_time(path(id), ec) < t_used && !ec)) {
+        fs::last_write_time(path(id), t_used, ec);
+    }
+}
+
+std::string server_conversation_files::write(bytes head, const std::vector<bytes> & parts, int64_t age_us) {
     file_start start = {};
     memcpy(start.magic, MAGIC, sizeof(MAGIC));
     start.version = VERSION;
@@ -324,7 +329,12 @@ std::string server_conversation_files::write(bytes head, const std::vector<bytes
     }
 
     remove_unfinished();
-    make_room(res.n_bytes);
+
+    // a clock that another machine sets ahead must not keep its files for ever
+    const int64_t t_keep = age_us > 0 ? (int64_t) time_of_age(age_us).time_since_epoch().count() : INT64_MAX;
+    if (!make_room(res.n_bytes, t_keep)) {
+        return "";
+    }
 
     char id[64];
     snprintf(id, sizeof(id), "%016" PRIx64 "-%016" PRIx64 "%s", key, start.hash_head, SUFFIX);
@@ -345,7 +355,6 @@ std::string server_conversation_files::write(bytes head, const std::vector<bytes
     for (const auto & part : parts) {
         ok = ok && out.write(part.data, part.size);
     }
-    ok = ok && out.sync();
 
 #ifdef _WIN32
     ok = out.close() && ok; // an open file cannot be renamed
@@ -367,13 +376,12 @@ std::string server_conversation_files::write(bytes head, const std::vector<bytes
         return "";
     }
 
-#ifndef _WIN32
-    open_file(::open(dir.c_str(), O_RDONLY | O_CLOEXEC)).sync(); // the new name
-#endif
-
     has_failed = false;
     ignored.erase(id);
     files[id] = std::move(res);
+    if (age_us > 0) {
+        fs::last_write_time(path(id), time_of_age(age_us), ec);
+    }
     scan();
 
     return id;

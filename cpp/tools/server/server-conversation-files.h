@@ -15,7 +15,7 @@
 // A file has a head, which is read when the file is first seen, and parts, which are read when the conversation is used. The
 // class does not know what they contain. Several servers may use the directory at the same time:
 //
-//   - a file is written under a temporary name, synced, and renamed. It never changes after that
+//   - a file is written under a temporary name, and renamed. It never changes after that
 //   - a file belongs to a key: files of other keys count for the limit, but are not listed
 //   - the head and the parts have hashes. A file that is damaged or of another format is ignored, with one warning
 //   - a file that another server removes is a file that is not found
@@ -23,6 +23,7 @@
 // The oldest files are removed if the files exceed the limit. Reading a file makes it the newest.
 //
 // Rejected: one file for all conversations, or a file with an index. A server that is killed could damage what others use.
+// Rejected: fsync(). All slots would wait for the disk. After a power failure, the hashes find the damaged files.
 class server_conversation_files {
 public:
     static constexpr uint32_t VERSION = 1; // of the format
@@ -52,8 +53,9 @@ public:
     server_conversation_files & operator=(const server_conversation_files &) = delete;
 
     // write a file, after the oldest files were removed if the limit requires that
+    // age_us: time since the conversation was used. Files that were used later are not removed
     // return its id, "" if it was not written: it exceeds the limit, or the disk is full
-    std::string write(bytes head, const std::vector<bytes> & parts);
+    std::string write(bytes head, const std::vector<bytes> & parts, int64_t age_us = 0);
 
     // read the head of each new file, and forget the files that are gone
     // return the files of the key, by id
@@ -62,8 +64,8 @@ public:
     // read the parts of a file. return an empty list if the file is gone or damaged
     std::vector<std::vector<uint8_t>> read(const std::string & id);
 
-    // note that a file was used, without reading it
-    void touch(const std::string & id);
+    // note that the conversation of a file was used age_us ago, without reading the file
+    void touch(const std::string & id, int64_t age_us = 0);
 
     void remove(const std::string & id);
 
@@ -88,8 +90,9 @@ private:
     // remove the temporary files that no process is writing
     void remove_unfinished();
 
-    // remove the oldest files until n_bytes more fit into the limit
-    void make_room(uint64_t n_bytes);
+    // remove the oldest files until n_bytes more fit into the limit, but none that was used at t_keep or later
+    // return false if they do not fit
+    bool make_room(uint64_t n_bytes, int64_t t_keep);
 
     // read the head of a file. return false if the file is damaged, or of another format
     bool read_head(const std::string & name, uint64_t n_bytes, file & res) const;

@@ -29,6 +29,20 @@ size_t server_conversation::size() const {
     return data.size() + server_n_bytes_checkpoints(prompt);
 }
 
+bool server_has_all(const server_contexts & ctxs, const server_prompt & has, llama_pos pos_min, const server_prompt & prompt) {
+    if (!server_has_same_lora(prompt.provenance.lora, has.provenance.lora) ||
+            prompt.tokens.get_common_prefix(has.tokens) < prompt.tokens.size()) {
+        return false;
+    }
+    if (has.n_tokens() == prompt.n_tokens()) {
+        return true;
+    }
+
+    const std::vector<common_adapter_lora_info> no_lora; // compared above
+
+    return server_conversation_query { prompt.tokens, ctxs, no_lora }.n_usable(has, pos_min) >= prompt.n_tokens();
+}
+
 bool server_has_same_lora(const std::vector<common_adapter_lora_info> & a, const std::vector<common_adapter_lora_info> & b) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto & x, const auto & y) {
         return x.path == y.path && x.scale == y.scale;

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 // A conversation outside of the cells: its tokens, and the state of its cells as bytes.
@@ -48,6 +49,9 @@ struct server_conversation_query {
     int32_t n_usable(const server_conversation & has) const;
 };
 
+// return true if a state makes the state of a prompt superfluous: it has all of its tokens, computed with the same adapters
+bool server_has_all(const server_contexts & ctxs, const server_prompt & has, llama_pos pos_min, const server_prompt & prompt);
+
 // return true if both lists have the same adapters with the same scales
 // note: compares paths, because the pointers change when the server sleeps and wakes
 bool server_has_same_lora(const std::vector<common_adapter_lora_info> & a, const std::vector<common_adapter_lora_info> & b);
@@ -59,7 +63,7 @@ public:
     struct found {
         int32_t  n_usable = 0; // tokens that need not be computed, 0: the store has nothing of use
         int32_t  n_tokens = 0; // tokens of the conversation
-        uint64_t key      = 0; // for read()
+        std::string id;        // for read() and forget()
     };
 
     virtual ~server_conversation_store() = default;
@@ -74,6 +78,10 @@ public:
     // null: it cannot be read any more, and no later search finds it
     virtual std::unique_ptr<server_conversation> read(const found & found) = 0;
 
-    virtual size_t n_bytes()   const = 0;
-    virtual size_t n_entries() const = 0;
+    // do not find a conversation again, because its state cannot be restored
+    virtual void forget(const found & found) = 0;
+
+    virtual size_t n_bytes_limit() const = 0; // 0: no limit
+    virtual size_t n_bytes()       const = 0;
+    virtual size_t n_entries()     const = 0;
 };

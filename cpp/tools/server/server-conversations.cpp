@@ -77,6 +77,13 @@ void server_conversations::load(int id_slot, const server_task & task, const std
         }
         from.n_usable = std::min(from.n_usable, n_max);
 
+        if (from.is_stored()) {
+            from.read = store->read(from.stored); // save() can remove the file to make room
+            if (!from.read) {
+                continue;
+            }
+        }
+
         in_use   = from.entry;
         is_saved = is_saved || save(slot);
 
@@ -90,6 +97,10 @@ void server_conversations::load(int id_slot, const server_task & task, const std
 
             n_hits++;
             n_tokens_saved += from.n_usable - n_own;
+            if (from.is_stored()) {
+                n_hits_disk++;
+                n_tokens_saved_disk += from.n_usable - n_own;
+            }
             if (!lora.empty()) {
                 slot.lora = lora; // launch_slot_with_task() clears a slot with other adapters
             }
@@ -111,9 +122,13 @@ void server_conversations::load(int id_slot, const server_task & task, const std
         if (saved && !is_large && saved->prompt.n_tokens() == slot.prompt.n_tokens()) {
             saved->t_last_used = 0; // the slot keeps most of it
         }
+        if (!saved && is_large) {
+            save_to_store(slot);
+        }
     }
     if (!is_found && is_usable && n_own < std::min(N_LEAST, n_max)) {
         n_misses++;
+        n_misses_disk += store ? 1 : 0;
     }
 
     id_losing = -1;
@@ -197,12 +212,17 @@ server_conversations::restore_result server_conversations::restore(server_slot_v
         }
     }
 
-    const auto from = source.slot ? copy(*source.slot) : store->read(source.stored);
-    if (!from) {
-        return source.slot ? NO_PLACE : UNREADABLE;
+    if (source.is_stored()) {
+        const auto res = restore(slot, *source.read);
+        if (res == UNREADABLE) {
+            store->forget(source.stored);
+        }
+        return res;
     }
 
-    return restore(slot, *from);
+    const auto from = copy(*source.slot);
+
+    return from && restore(slot, *from) == RESTORED ? RESTORED : NO_PLACE;
 }
 
 server_conversations::restore_result server_conversations::restore(server_slot_view & slot, const server_conversation & from) {
@@ -223,11 +243,10 @@ server_conversations::restore_result server_conversations::restore(server_slot_v
             it->t_last_used = ggml_time_us();
         } else if (is_invalid) {
             entries.erase(it); // otherwise, it fails again for each prompt that it matches best
-            return UNREADABLE;
         }
     }
 
-    return ok ? RESTORED : NO_PLACE;
+    return ok ? RESTORED : is_invalid ? UNREADABLE : NO_PLACE;
 }
 
 bool server_conversations::write(server_slot_view & slot, const server_conversation & from, bool & is_invalid) {
@@ -287,13 +306,17 @@ static bool has_checkpoint(const server_prompt & prompt, const common_prompt_che
     });
 }
 
+bool server_conversations::save(server_slot_view & slot, bool may_drop) {
+    return save_entry(slot, may_drop) || (may_drop && save_to_store(slot));
+}
+
 server_conversation * server_conversations::save_entry(server_slot_view & slot, bool may_drop) {
     if (!can_save() || !has_conversation(slot)) {
         return nullptr;
     }
 
     for (auto & entry : entries) {
-        if (has_all(entry, slot.prompt)) {
+        if (server_has_all(ctxs, entry.prompt, entry.pos_min, slot.prompt)) {
             entry.t_last_used = std::max(entry.t_last_used, slot.t_last_used);
             return &entry;
         }
@@ -310,7 +333,7 @@ server_conversation * server_conversations::save_entry(server_slot_view & slot, 
     entries_t covered;
     for (auto it = entries.begin(); it != entries.end(); ) {
         const auto cur = it++;
-        if (&*cur != in_use && cur->prompt.n_tokens() <= slot.n_computed() && has_all(slot.prompt, pos_min, cur->prompt)) {
+        if (&*cur != in_use && cur->prompt.n_tokens() <= slot.n_computed() && server_has_all(ctxs, slot.prompt, pos_min, cur->prompt)) {
             covered.splice(covered.end(), entries, cur);
         }
     }
@@ -330,7 +353,6 @@ server_conversation * server_conversations::save_entry(server_slot_view & slot, 
         }
     }
 
-    conv->t_last_used = slot.t_last_used;
     entries.push_back(std::move(*conv));
 
     return &entries.back();
@@ -367,16 +389,32 @@ void server_conversations::save_to_store() {
         return;
     }
 
+    // a router ends a process that takes too long
+    std::vector<server_slot_view *> last_used;
+    for (auto & slot : slots) {
+        last_used.push_back(&slot);
+    }
+    std::sort(last_used.begin(), last_used.end(), [](const auto * a, const auto * b) { return a->t_last_used > b->t_last_used; });
+    entries.sort([](const auto & a, const auto & b) { return a.t_last_used > b.t_last_used; });
+
+    for (auto * slot : last_used) {
+        save_to_store(*slot);
+    }
     for (const auto & entry : entries) {
         store->put(entry);
     }
-    for (auto & slot : slots) {
-        if (has_conversation(slot)) {
-            if (const auto conv = copy(slot)) {
-                store->put(*conv);
-            }
-        }
+}
+
+bool server_conversations::save_to_store(server_slot_view & slot) {
+    // a server that sleeps has no contexts, and saved its slots before
+    const bool can_copy = store && can_save() && ctxs.ctx_tgt && has_conversation(slot);
+
+    const auto conv = can_copy ? copy(slot) : nullptr;
+    if (conv) {
+        store->put(*conv);
     }
+
+    return conv != nullptr;
 }
 
 bool server_conversations::reserve(size_t n_bytes) {
@@ -434,11 +472,18 @@ server_conversations::usage server_conversations::get_usage() const {
 
     res.n_bytes_limit  = n_bytes_limit;
     res.n_entries      = entries.size();
-    res.n_bytes_disk   = store ? store->n_bytes()   : 0;
-    res.n_entries_disk = store ? store->n_entries() : 0;
     res.n_hits         = n_hits;
     res.n_misses       = n_misses;
     res.n_tokens_saved = n_tokens_saved;
+
+    if (store) {
+        res.n_bytes_disk        = store->n_bytes();
+        res.n_bytes_disk_limit  = store->n_bytes_limit();
+        res.n_entries_disk      = store->n_entries();
+        res.n_hits_disk         = n_hits_disk;
+        res.n_misses_disk       = n_misses_disk;
+        res.n_tokens_saved_disk = n_tokens_saved_disk;
+    }
 
     for (const auto & entry : entries) {
         res.n_bytes_entries     += entry.data.size();
@@ -497,6 +542,7 @@ std::unique_ptr<server_conversation> server_conversations::copy(server_slot_view
 
         res->pos_min = pos_min_of_copy(ctxs, slot.id);
         res->prompt  = slot.prompt.clone();
+        res->t_last_used = slot.t_last_used;
         res->prompt.tokens.keep_first(n);
         res->prompt.checkpoints.remove_if([&](const auto & cur) { return cur.n_tokens > n; });
 
@@ -529,19 +575,6 @@ bool server_conversations::is_start_of(const server_prompt & start, const server
     return
         (params.lora_adapters.empty() || server_has_same_lora(start.provenance.lora, prompt.provenance.lora)) &&
         start.tokens.get_common_prefix(prompt.tokens) == start.tokens.size();
-}
-
-bool server_conversations::has_all(const server_prompt & has, llama_pos pos_min, const server_prompt & prompt) const {
-    if (!is_start_of(prompt, has)) {
-        return false;
-    }
-    if (has.n_tokens() == prompt.n_tokens()) {
-        return true;
-    }
-
-    const std::vector<common_adapter_lora_info> no_lora; // compared above
-
-    return server_conversation_query { prompt.tokens, ctxs, no_lora }.n_usable(has, pos_min) >= prompt.n_tokens();
 }
 
 size_t server_conversations::n_bytes_of_slots() const {
@@ -593,7 +626,7 @@ bool server_conversations::drop_one() {
     for (auto it = entries.begin(); it != entries.end(); ++it) {
         const bool is_twice = &*it != in_use && std::any_of(slots.begin(), slots.end(), [&](const server_slot_view & slot) {
             return slot.id != id_losing && (!slot.is_processing() || slot.is_running()) && has_conversation(slot) &&
-                slot.n_computed() >= it->prompt.n_tokens() && has_all(slot.prompt, pos_min_of_copy(ctxs, slot.id), it->prompt);
+                slot.n_computed() >= it->prompt.n_tokens() && server_has_all(ctxs, slot.prompt, pos_min_of_copy(ctxs, slot.id), it->prompt);
         });
         if (is_twice) {
             entries.erase(it);

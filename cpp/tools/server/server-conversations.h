@@ -24,7 +24,7 @@
 //
 //  1. entries that the cells of a slot contain as well
 //  2. checkpoints, except the newest one of each conversation and the one before its last user message
-//  3. entries, the least recently used first. they are offered to the store before
+//  3. entries, the least recently used first. they are offered to the store before, as are conversations that are too large for RAM
 //
 // Entries survive while the server sleeps. --cache-ram 0 turns entries off, and checkpoints are then limited by their number only.
 class server_conversations {
@@ -36,6 +36,7 @@ public:
         size_t n_bytes_checkpoints = 0; // of entries and slots
         size_t n_bytes_paused      = 0;
         size_t n_bytes_disk        = 0;
+        size_t n_bytes_disk_limit  = 0; // 0: no limit, or no disk
 
         size_t n_entries      = 0;
         size_t n_entries_disk = 0;
@@ -43,6 +44,11 @@ public:
         uint64_t n_hits         = 0; // tasks that continued from an entry or from the cells of another slot
         uint64_t n_misses       = 0; // tasks that found no usable state, also not in their slot
         uint64_t n_tokens_saved = 0; // tokens that the hits did not compute
+
+        // the same for the store. its hits and saved tokens are also part of those above
+        uint64_t n_hits_disk         = 0;
+        uint64_t n_misses_disk       = 0;
+        uint64_t n_tokens_saved_disk = 0;
 
         std::vector<size_t> n_bytes_checkpoints_by_slot;
         std::vector<size_t> n_bytes_paused_by_slot;
@@ -67,7 +73,7 @@ public:
 
     // copy the conversation of a slot that is about to lose its cells. return false if it has no entry after that
     // may_drop: drop other entries if the limit demands it
-    bool save(server_slot_view & slot, bool may_drop = true) { return save_entry(slot, may_drop); }
+    bool save(server_slot_view & slot, bool may_drop = true);
 
     // --cache-idle-slots: copy the conversations of idle slots as long as RAM has room. free their cells if other slots can use them
     void save_idle();
@@ -75,7 +81,8 @@ public:
     // copy the conversations of all slots, and clear the slots, before their contexts are freed. the entries stay
     void sleep();
 
-    // offer all entries, and the conversations of all slots, to the store. call before the process ends
+    // offer the conversations of all slots, and all entries, to the store, the last used ones first
+    // call before the process ends
     void save_to_store();
 
     // return false without --cache-ram, or while RAM is short
@@ -114,6 +121,10 @@ private:
         server_conversation              * entry = nullptr;
         server_slot_view                 * slot  = nullptr;
         server_conversation_store::found   stored;
+
+        std::shared_ptr<const server_conversation> read; // the conversation of `stored`
+
+        bool is_stored() const { return stored.n_usable > 0; }
     };
 
     enum restore_result {
@@ -127,6 +138,9 @@ private:
 
     // return the conversation of a slot, null if it cannot be read or there is no memory
     std::unique_ptr<server_conversation> copy(server_slot_view & slot);
+
+    // offer the conversation of a slot to the store, because RAM has no room for it. return false if there is none
+    bool save_to_store(server_slot_view & slot);
 
     // return the entry that save() found or made, null if there is none
     server_conversation * save_entry(server_slot_view & slot, bool may_drop);
@@ -142,11 +156,6 @@ private:
 
     // return true if all tokens of one prompt are the first ones of another, computed with the same adapters
     bool is_start_of(const server_prompt & start, const server_prompt & prompt) const;
-
-    // return true if a state makes the state of a prompt superfluous
-    bool has_all(const server_prompt & has, llama_pos pos_min, const server_prompt & prompt) const;
-
-    bool has_all(const server_conversation & has, const server_prompt & prompt) const { return has_all(has.prompt, has.pos_min, prompt); }
 
     // return the source with the most usable tokens, n_usable 0 if none is worth a copy
     // n_own:        number of usable tokens in the slot's own cells
@@ -204,4 +213,8 @@ private:
     uint64_t n_hits         = 0;
     uint64_t n_misses       = 0;
     uint64_t n_tokens_saved = 0;
+
+    uint64_t n_hits_disk         = 0;
+    uint64_t n_misses_disk       = 0;
+    uint64_t n_tokens_saved_disk = 0;
 };

@@ -239,11 +239,15 @@ const std::vector<server_memory_stats::item<server_conversations::usage>> & serv
         { "checkpoint_bytes",   "gauge",   "Conversations: bytes of checkpoints, of slots and entries",            [](const usage & u) -> json { return u.n_bytes_checkpoints; } },
         { "paused_bytes",       "gauge",   "Conversations: bytes of paused requests",                              [](const usage & u) -> json { return u.n_bytes_paused;      } },
         { "disk_bytes",         "gauge",   "Conversations: bytes of files on disk",                                [](const usage & u) -> json { return u.n_bytes_disk;        } },
+        { "disk_limit_bytes",   "gauge",   "Conversations: bytes that --cache-disk-limit allows, 0 for no limit",  [](const usage & u) -> json { return u.n_bytes_disk_limit;  } },
         { "entries",            "gauge",   "Conversations: entries in RAM",                                        [](const usage & u) -> json { return u.n_entries;           } },
         { "disk_entries",       "gauge",   "Conversations: files on disk",                                         [](const usage & u) -> json { return u.n_entries_disk;      } },
         { "hits_total",         "counter", "Conversations: requests that continued from an entry or another slot", [](const usage & u) -> json { return u.n_hits;              } },
         { "misses_total",       "counter", "Conversations: requests that found no usable state",                   [](const usage & u) -> json { return u.n_misses;            } },
         { "saved_tokens_total", "counter", "Conversations: tokens that the hits did not compute",                  [](const usage & u) -> json { return u.n_tokens_saved;      } },
+        { "disk_hits_total",         "counter", "Conversations: requests that continued from a file on disk",              [](const usage & u) -> json { return u.n_hits_disk;         } },
+        { "disk_misses_total",       "counter", "Conversations: requests that found no usable state, also not on disk",    [](const usage & u) -> json { return u.n_misses_disk;       } },
+        { "disk_saved_tokens_total", "counter", "Conversations: tokens that the hits on disk did not compute",             [](const usage & u) -> json { return u.n_tokens_saved_disk; } },
     };
 
     return res;

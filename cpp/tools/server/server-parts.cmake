@@ -5,6 +5,7 @@ target_sources(server-context PRIVATE
     server-budget.cpp
     server-bytes.cpp
     server-component.cpp
+    server-conversation-disk.cpp
     server-conversation-files.cpp
     server-conversation.cpp
     server-conversations.cpp

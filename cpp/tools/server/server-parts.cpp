@@ -8,6 +8,7 @@ server_parts::server_parts(
     ctxs      (ctxs_new),
     replies   (replies_new),
     conversations(params, ctxs, slots),
+    disk      (params, ctxs),
     cells     (params, ctxs, slots, conversations),
     pause     (slots, batch, conversations, projector),
     draft     (params, ctxs, slots, conversations, stats, queue_tasks, queue_results),

@@ -3,6 +3,7 @@
 #include "server-batch-view.h"
 #include "server-budget.h"
 #include "server-contexts.h"
+#include "server-conversation-disk.h"
 #include "server-conversations.h"
 #include "server-draft.h"
 #include "server-draft-catch-up.h"
@@ -45,6 +46,7 @@ struct server_parts {
     void bind(std::vector<slot_t> & server_slots, batch_t & server_batch) {
         slots.bind(server_slots);
         batch.bind(server_batch, server_slots);
+        conversations.set_store(disk.init() ? &disk : nullptr);
     }
 
     // main loop, each tick: free the memory that was unused for some time
@@ -59,6 +61,7 @@ struct server_parts {
 
     // owners of memory
     server_conversations conversations;
+    server_conversation_disk disk;
     server_slot_cells    cells;
     server_pause         pause;
     server_draft         draft;
