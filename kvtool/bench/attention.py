@@ -10,17 +10,15 @@ ratios.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvtool.bench import plots
 from kvtool.bench.report import STATIC, Bar, Report, Table
-from kvtool.bench.runs import KvBench
+from kvtool.bench.runs import Comparison, KvBench
 from kvtool.bench.speed import Figure, Pair, by_round, speed_without_growth
 from kvtool.machine import cores
-from kvtool.result import from_plain
 
 HOW = (__doc__ or "").partition("\n\n")[2]
 F16, UNPATCHED = "f16", "unpatched"
@@ -114,29 +112,15 @@ def measure_types(
 ) -> tuple[TypeSpeed, ...]:
     """Measure each smaller type against f16, and with an unpatched libllama all types against that build."""
     turns = [(name, F16) for name in TYPES] + [(name, UNPATCHED) for name in (F16, *TYPES) if unpatched]
-    seeds = range(2 * max(2, rounds // 2))
-    runs = [(*turn, seed) for turn in turns for seed in (seeds if turn[1] == UNPATCHED else [0])]
+    calls = [str(each) for call in CALLS.items() for each in call]
 
-    def measure(run: tuple[str, str, int]) -> list[Pair]:
-        name, base, seed = run
-        other = ["--rounds", str(rounds), "--base-type", F16]
-        if base == UNPATCHED:
-            other = ["--rounds", "1", "--other", str(unpatched), "--seed", str(seed)]
-        calls = [str(each) for call in CALLS.items() for each in call]
-        more = "-t", str(cores()), "-ctk", name, "-ctv", name, *calls, *other
-        pairs = bench.answer(_pairs, STATIC, n_ctx, depths, *more)
-        return [replace(pair, round=pair.round + seed // 2) for pair in pairs]
+    def comparison(name: str, base: str) -> Comparison:
+        more = ("--base-type", F16) if base == F16 else ()
+        args = "-t", str(cores()), "-ctk", name, "-ctv", name, *calls, *more
+        return Comparison(f"{name} against {base}", STATIC, args, unpatched if base == UNPATCHED else None)
 
-    found = bench.console.each("measuring speed", runs, measure, lambda run: f"{run[0]} against {run[1]}")
-    speeds: list[TypeSpeed] = []
-    for name, base in turns:
-        pairs = [pair for run, some in zip(runs, found, strict=True) if run[:2] == (name, base) for pair in some]
-        speeds += _speeds(name, base, pairs)
-    return tuple(speeds)
-
-
-def _pairs(_mode: str, said: Mapping[str, Any]) -> list[Pair]:
-    return [from_plain(Pair, p) for p in said["pairs"]]
+    found = bench.compare(n_ctx, depths, rounds, [comparison(*turn) for turn in turns])
+    return tuple(speed for turn, pairs in zip(turns, found, strict=True) for speed in _speeds(*turn, pairs))
 
 
 def _speeds(name: str, base: str, pairs: Sequence[Pair]) -> list[TypeSpeed]:

@@ -35,6 +35,7 @@ from kvtool.errors import DiskError, MeasureError, UsageError
 from kvtool.machine import cores
 from kvtool.result import from_plain, to_plain
 from kvtool.verify import models
+from kvtool.verify.own_model import documentation
 
 HOW = (__doc__ or "").partition("\n\n")[2]
 PROGRAM = "llama-perplexity"
@@ -332,9 +333,7 @@ def quality_bars(losses: Sequence[Loss]) -> tuple[Bar, ...]:
 
 def write_text(file: Path) -> Path:
     """Write the whole documentation of the language that every Python contains, about 466 KB."""
-    from pydoc_data.topics import topics
-
-    text = "\n\n".join(topics[name] for name in sorted(topics))
+    text = "\n\n".join(documentation())
     if len(text) < 100_000:
         raise UsageError("this Python contains no text (pydoc_data.topics)", next_step="use another Python")
     file.write_text(text, "utf-8")

@@ -207,6 +207,22 @@ def _bars(rows: Sequence[Row], static: Sequence[Row]) -> list[Bar]:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """Describe two contexts whose calls kv-bench measures in turns.
+
+    note: shown as progress
+    mode: the cache of the second context
+    args: further arguments of kv-bench
+    other: the libllama of the first context, None for the linked one
+    """
+
+    note: str
+    mode: str
+    args: tuple[str, ...]
+    other: Path | None
+
+
+@dataclass(frozen=True)
 class KvBench:
     """The program, and the model that it measures with."""
 
@@ -239,26 +255,39 @@ class KvBench:
         reference, the patched library is also compared with itself.
         """
         others = {OFF: unpatched, SAME: self.program.with_name(unpatched.name)} if unpatched else {}
+        turns = [(mode, flash) for mode in (IN_PLACE, COPY, *others) for flash in ("on", "off")]
+        comparisons = [
+            Comparison(f"{mode}, flash attention {flash}", mode, ("-fa", flash), others.get(mode))
+            for mode, flash in turns
+        ]
+        speeds: list[Speed] = []
+        for (mode, flash), pairs in zip(turns, self.compare(n_ctx, depths, rounds, comparisons), strict=True):
+            speeds += speed.speeds(mode, flash == "on", speed.KINDS if mode in others else speed.KINDS[:2], pairs)
+        return tuple(speeds)
+
+    def compare(
+        self, n_ctx: int, depths: Sequence[int], rounds: int, comparisons: Sequence[Comparison]
+    ) -> list[list[Pair]]:
+        """Return the pairs of each comparison: both contexts in one process, in `rounds` new pairs of contexts."""
         # which of two libraries is loaded first makes a difference of 2 %: a round is two processes, one of each
         seeds = range(2 * max(2, rounds // 2))
-        turns = [(mode, flash) for mode in (IN_PLACE, COPY, *others) for flash in ("on", "off")]
-        runs = [(*turn, seed) for turn in turns for seed in (seeds if turn[0] in others else [0])]
+        runs = [(number, seed) for number, each in enumerate(comparisons) for seed in (seeds if each.other else [0])]
 
-        def measure(run: tuple[str, str, int]) -> list[Pair]:
-            mode, flash, seed = run
-            other = ["1", "--other", str(others[mode])] if mode in others else [str(rounds)]
-            more = "-fa", flash, "--seed", str(seed), "--rounds", *other
+        def measure(run: tuple[int, int]) -> list[Pair]:
+            number, seed = run
+            each = comparisons[number]
+            other = ["1", "--other", str(each.other)] if each.other else [str(rounds)]
+            more = *each.args, "--seed", str(seed), "--rounds", *other
             pairs = self.answer(
-                lambda _, said: [from_plain(Pair, p) for p in said["pairs"]], mode, n_ctx, depths, *more
+                lambda _, said: [from_plain(Pair, p) for p in said["pairs"]], each.mode, n_ctx, depths, *more
             )
             return [replace(pair, round=pair.round + seed // 2) for pair in pairs]
 
-        found = self.console.each("measuring speed", runs, measure, lambda run: f"{run[0]}, flash attention {run[1]}")
-        speeds: list[Speed] = []
-        for mode, flash in turns:
-            pairs = [pair for run, some in zip(runs, found, strict=True) if run[:2] == (mode, flash) for pair in some]
-            speeds += speed.speeds(mode, flash == "on", speed.KINDS if mode in others else speed.KINDS[:2], pairs)
-        return tuple(speeds)
+        found = self.console.each("measuring speed", runs, measure, lambda run: comparisons[run[0]].note)
+        pairs: list[list[Pair]] = [[] for _ in comparisons]
+        for (number, _), some in zip(runs, found, strict=True):
+            pairs[number] += some
+        return pairs
 
     def answer(
         self, parse: Callable[[str, dict[str, Any]], _T], mode: str, n_ctx: int, depths: Sequence[int], *more: str

@@ -9,12 +9,12 @@ from typing import Annotated
 from typer import Option
 
 from kvtool import process
-from kvtool.bench import plots, runs, speed
+from kvtool.bench import plots, quality, runs, speed
 from kvtool.bench.report import Report
 from kvtool.commands import build
 from kvtool.commands.verify_model import model_path
 from kvtool.compile import cmake
-from kvtool.errors import DiskError, MeasureError, UsageError, writing
+from kvtool.errors import DiskError, MeasureError, writing
 from kvtool.locks import try_lock_dir
 from kvtool.machine import cores
 from kvtool.options import BinDir, Context, Env, env_of, reject
@@ -24,7 +24,6 @@ from kvtool.worktree.status import read_applied
 CONTEXT, SPEED_CONTEXT = 131072, 8192  # for speed, there are two contexts at a time, new in every round
 DEPTHS, QUICK_DEPTHS = (89, 809, 6409, 25609, 32768), (89, 809, 6409, 8192)
 SPEED_DEPTHS = (250, 1000, 2000)  # the first two are below 256 and 1024: the prompt crosses a boundary of the storage
-QUALITY_PROGRAM = "llama-perplexity"
 _TOYS = ("kv-check", "test-llama-archs")  # programs that --types needs in addition to kv-bench
 ROOM = 1024  # tokens that are decoded beyond a depth
 
@@ -88,10 +87,7 @@ def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
 
 
 def _quality(env: Env, options: Options, program: Path, work: Path) -> Report:
-    from kvtool.bench import quality
-
-    if options.model is None:
-        raise UsageError("--quality needs a model")
+    assert options.model  # _check() refuses the option without it
     text, chunks = quality.write_text(work / "quality.txt"), quality.QUICK_CHUNKS if options.quick else quality.CHUNKS
     losses = quality.Perplexity(program, options.model, text, work, chunks, env.console).measure()
     bars = quality.quality_bars(losses)
@@ -147,7 +143,7 @@ def run_benchmark(env: Env, options: Options) -> Report:
     started = time.monotonic()
     _check(options)
     env.project.require_llama_cpp("bench")
-    name = "llama-server" if options.serve else QUALITY_PROGRAM if options.quality else cmake.BENCH_TARGET
+    name = "llama-server" if options.serve else quality.PROGRAM if options.quality else cmake.BENCH_TARGET
     targets = (name, *_TOYS) if options.types else (name,)
     bin_dir = options.bin_dir or build.build_project(env, build.Options(targets=targets)).bin_dir
     program = process.require_program(bin_dir.absolute(), name, MeasureError, f"kvtool build --target {name}")

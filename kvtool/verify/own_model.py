@@ -269,12 +269,17 @@ def _speeds(pairs: Sequence[Mapping[str, Any]], kind: str, cores_used: int) -> t
     return static, dynamic
 
 
-def write_text(path: Path) -> Path:
-    """Write 60 KB of real text: the chapters on the language that every Python contains."""
+def documentation() -> list[str]:
+    """Return the chapters on the language that every Python contains."""
     from pydoc_data.topics import topics
 
-    chapters = itertools.accumulate(topics[name] for name in sorted(topics))
-    text = next((so_far for so_far in chapters if len(so_far) > 60_000), "".join(topics.values()))
+    return [topics[name] for name in sorted(topics)]
+
+
+def write_text(path: Path) -> Path:
+    """Write 60 KB of real text: the chapters on the language that every Python contains."""
+    chapters = itertools.accumulate(documentation())
+    text = next((so_far for so_far in chapters if len(so_far) > 60_000), "".join(documentation()))
     if len(text) < 10_000:
         raise Failed("garbage", "this Python contains no text (pydoc_data.topics)")
     path.write_text(text, "utf-8")

@@ -233,7 +233,7 @@ class PatchReason:
     """The state of one patch in the tree."""
 
     id: str
-    state: str  # name: applied | left-out | changed | new | gone
+    state: str  # applied, left-out, changed, new or gone
     why: str  # reason in one sentence
 
 

@@ -14,7 +14,7 @@ ADOPTED = ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp src/new.cpp)")
 
 @pytest.mark.parametrize("more", [[], [("src/a.cpp", "// a comment", "// the comment")]], ids=["alone", "with changes"])
 def test_hunk_in_upstream_is_no_loss(applied: Tiny, kvtool: Any, more: list[tuple[str, str, str]]) -> None:
-    """Give upstream one of the two hunks of `use`."""
+    """Add one of the two hunks of `use` to upstream."""
     release(applied, "v3", ADOPTED, *more)
     ran = kvtool("rebase", "v3", "--json")
     assert (ran.code, outcomes(ran)["use"]) == (0, "applied"), ran
@@ -37,7 +37,7 @@ def test_file_removed_on_both_sides_is_no_loss(applied: Tiny, kvtool: Any) -> No
 
 
 def test_reverted_patch_is_reported(applied: Tiny, kvtool: Any) -> None:
-    """Let upstream take a patch, revert it, and take it again."""
+    """Test a patch that upstream applied, reverted and applied again."""
     taken = ("src/b.h", "    bool two;\n", "    bool two;\n    bool dynamic;\n")
     release(applied, "v3", taken)
     assert kvtool("rebase", "v3").code == 0

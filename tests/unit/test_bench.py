@@ -15,10 +15,9 @@ from kvtool.commands import bench
 from kvtool.console import Console
 from kvtool.errors import DiskError, MeasureError, MissingToolError, UsageError
 from kvtool.locks import try_lock_dir
-from kvtool.options import Env
-from kvtool.project import Project
 from kvtool.verify import models
 from tests import fakes
+from tests.unit.benches import project, run_bench
 
 
 @pytest.fixture
@@ -32,15 +31,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def project(place: Path) -> Project:
-    return Project(place, place / "llama.cpp", place / "cache")
-
-
 def run(place: Path, **options: object) -> Benched:
-    given = bench.Options(**{"bin_dir": place / "bin", "quick": True, "rounds": 2, **options})  # type: ignore[arg-type]
-    result = bench.run_benchmark(Env(Console(quiet=True), lambda: project(place)), given)
-    assert isinstance(result, Benched)
-    return result
+    return run_bench(place, Benched, **{"quick": True, "rounds": 2, **options})
 
 
 def named(result: Benched, name: str, mode: str) -> Bar:

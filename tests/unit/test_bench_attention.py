@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvtool.bench.attention import AttentionResult
-from kvtool.commands import bench
-from kvtool.console import Console
 from kvtool.errors import MeasureError, UsageError
-from kvtool.options import Env
-from kvtool.project import Project
 from tests import fakes
+from tests.unit.benches import run_bench
 
 
 @pytest.fixture
@@ -23,11 +20,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(place: Path, **options: object) -> AttentionResult:
-    project = Project(place, place / "llama.cpp", place / "cache")
-    given = {"attention": True, "bin_dir": place / "bin", "model": fakes.model(place, "small"), **options}
-    result = bench.run_benchmark(Env(Console(quiet=True), lambda: project), bench.Options(**given))  # type: ignore[arg-type]
-    assert isinstance(result, AttentionResult)
-    return result
+    return run_bench(place, AttentionResult, **{"attention": True, "model": fakes.model(place, "small"), **options})
 
 
 def baseline(place: Path) -> Path:

@@ -10,12 +10,9 @@ import pytest
 
 from kvtool.bench import quality
 from kvtool.bench.quality import QualityResult, changes_in
-from kvtool.commands import bench
-from kvtool.console import Console
 from kvtool.errors import DiskError, MeasureError, UsageError
-from kvtool.options import Env
-from kvtool.project import Project
 from tests import fakes
+from tests.unit.benches import run_bench
 
 # A cell of f16 has 10 KiB, the cache grows by 256 cells, and --kv-budget counts 2 MiB of compute buffers.
 PERPLEXITY = """
@@ -62,11 +59,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(place: Path, **options: object) -> QualityResult:
-    project = Project(place, place / "llama.cpp", place / "cache")
-    given = {"quality": True, "bin_dir": place / "bin", "model": fakes.model(place, "small"), **options}
-    result = bench.run_benchmark(Env(Console(quiet=True), lambda: project), bench.Options(**given))  # type: ignore[arg-type]
-    assert isinstance(result, QualityResult)
-    return result
+    return run_bench(place, QualityResult, **{"quality": True, "model": fakes.model(place, "small"), **options})
 
 
 def test_every_kind_is_measured(place: Path) -> None:

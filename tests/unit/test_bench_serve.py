@@ -11,12 +11,10 @@ import pytest
 
 from kvtool.bench import serve
 from kvtool.bench.serve import Reply, ServeResult
-from kvtool.commands import bench
 from kvtool.console import Console
 from kvtool.errors import MeasureError, UsageError
-from kvtool.options import Env
-from kvtool.project import Project
 from tests import fakes
+from tests.unit.benches import run_bench
 
 # A prompt may start with an earlier prompt: with the flag, of any slot; else, of its own slot. A token uses 10 bytes.
 SERVER = """
@@ -72,18 +70,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(place: Path, **options: object) -> ServeResult:
-    project = Project(place, place / "llama.cpp", place / "cache")
-    given = {
-        "serve": True,
-        "quick": True,
-        "chats": 3,
-        "bin_dir": place / "bin",
-        "model": place / "small.gguf",
-        **options,
-    }
-    result = bench.run_benchmark(Env(Console(quiet=True), lambda: project), bench.Options(**given))  # type: ignore[arg-type]
-    assert isinstance(result, ServeResult)
-    return result
+    given = {"serve": True, "quick": True, "chats": 3, "model": place / "small.gguf", **options}
+    return run_bench(place, ServeResult, **given)
 
 
 def test_all_modes_serve_same_chats(place: Path) -> None:

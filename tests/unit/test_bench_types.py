@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 
 from kvtool.bench.types import Loss, TypesResult
-from kvtool.commands import bench
-from kvtool.console import Console
 from kvtool.errors import MeasureError, UsageError
-from kvtool.options import Env
-from kvtool.project import Project
 from kvtool.verify import models
 from tests import fakes
+from tests.unit.benches import run_bench
 
 
 @pytest.fixture
@@ -27,11 +24,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(place: Path, **options: object) -> TypesResult:
-    project = Project(place, place / "llama.cpp", place / "cache")
-    given = {"types": True, "bin_dir": place / "bin", "model": fakes.model(place, "small"), "n_ctx": 32768, **options}
-    result = bench.run_benchmark(Env(Console(quiet=True), lambda: project), bench.Options(**given))  # type: ignore[arg-type]
-    assert isinstance(result, TypesResult)
-    return result
+    return run_bench(
+        place, TypesResult, **{"types": True, "model": fakes.model(place, "small"), "n_ctx": 32768, **options}
+    )
 
 
 def test_changes_are_measured_per_storage(place: Path) -> None:

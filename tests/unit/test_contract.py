@@ -18,7 +18,6 @@ WRITERS = ("tools/kv-check/report.cpp", "tools/kv-check/memory.cpp", "tools/kv-b
 READERS = {
     "kvtool/verify/checks.py": set(),
     "kvtool/verify/runner.py": set(),
-    "kvtool/bench/attention.py": set(),
     "kvtool/bench/runs.py": set(),
     "kvtool/bench/types.py": {"checks"},
 }

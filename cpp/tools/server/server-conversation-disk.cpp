@@ -456,7 +456,7 @@ std::unique_ptr<server_conversation> server_conversation_disk::read(const found 
     auto data = files->read(found.id);
 
     if (data.size() != 2 + 3*entry->conversation.prompt.checkpoints.size()) {
-        entries.erase(it); // the file is damaged or gone
+        entries.erase(it); // the file is damaged, or was removed
         return nullptr;
     }
 
@@ -486,6 +486,7 @@ std::unique_ptr<server_conversation> server_conversation_disk::read(const found 
     return res;
 } catch (const std::exception & err) { // no memory
     SRV_WRN("a conversation was not read from disk: %s\n", err.what());
+    entries[found.id] = nullptr; // otherwise, the search of the caller finds it again
     return nullptr;
 }
 

@@ -122,31 +122,11 @@ public:
     }
 
     bool read(void * data, size_t size) const {
-        for (size_t n = 0; n < size; ) {
-            const auto res = ::read(fd, (char *) data + n, std::min<size_t>(size - n, 1 << 30));
-            if (res < 0 && errno == EINTR) {
-                continue;
-            }
-            if (res <= 0) {
-                return false;
-            }
-            n += res;
-        }
-        return true;
+        return transfer(size, [&](size_t pos, size_t n) { return ::read(fd, (char *) data + pos, n); });
     }
 
     bool write(const void * data, size_t size) const {
-        for (size_t n = 0; n < size; ) {
-            const auto res = ::write(fd, (const char *) data + n, std::min<size_t>(size - n, 1 << 30));
-            if (res < 0 && errno == EINTR) {
-                continue;
-            }
-            if (res <= 0) {
-                return false;
-            }
-            n += res;
-        }
-        return true;
+        return transfer(size, [&](size_t pos, size_t n) { return ::write(fd, (const char *) data + pos, n); });
     }
 
     bool seek(uint64_t pos) const {
@@ -171,6 +151,22 @@ public:
     }
 
 private:
+    // call op(pos, n) until it has read or written all bytes: it may stop after a part of them
+    template <typename T>
+    static bool transfer(size_t size, const T & op) {
+        for (size_t pos = 0; pos < size; ) {
+            const auto res = op(pos, std::min<size_t>(size - pos, 1 << 30));
+            if (res < 0 && errno == EINTR) {
+                continue;
+            }
+            if (res <= 0) {
+                return false;
+            }
+            pos += res;
+        }
+        return true;
+    }
+
     int fd;
 };
 

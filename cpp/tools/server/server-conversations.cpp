@@ -128,7 +128,6 @@ void server_conversations::load(int id_slot, const server_task & task, const std
     }
     if (!is_found && is_usable && n_own < std::min(N_LEAST, n_max)) {
         n_misses++;
-        n_misses_disk += store ? 1 : 0;
     }
 
     id_losing = -1;
@@ -389,7 +388,7 @@ void server_conversations::save_to_store() {
         return;
     }
 
-    // a router ends a process that takes too long
+    // the last used slots first, because a router ends a process that needs more than ten seconds
     std::vector<server_slot_view *> last_used;
     for (auto & slot : slots) {
         last_used.push_back(&slot);
@@ -481,7 +480,7 @@ server_conversations::usage server_conversations::get_usage() const {
         res.n_bytes_disk_limit  = store->n_bytes_limit();
         res.n_entries_disk      = store->n_entries();
         res.n_hits_disk         = n_hits_disk;
-        res.n_misses_disk       = n_misses_disk;
+        res.n_misses_disk       = n_misses; // the search includes the disk
         res.n_tokens_saved_disk = n_tokens_saved_disk;
     }
 

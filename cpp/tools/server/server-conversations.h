@@ -215,6 +215,5 @@ private:
     uint64_t n_tokens_saved = 0;
 
     uint64_t n_hits_disk         = 0;
-    uint64_t n_misses_disk       = 0;
     uint64_t n_tokens_saved_disk = 0;
 };

@@ -19,9 +19,6 @@ public:
     // return false if there is none, or RAM has no room for its cells
     bool pause_youngest(int32_t off);
 
-    // return the bytes of all paused requests
-    size_t n_bytes();
-
     // release a projector that was loaded on demand. requests with a place, or before this one, may need its memory
     void leave_projector(server_slot_view & slot) const;
 
