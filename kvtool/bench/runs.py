@@ -111,7 +111,10 @@ class Benched(Report):
         return ("Speed", _SPEED, speeds), ("Memory", _MEMORY, memory), growths
 
     def pictures(self) -> dict[str, bytes]:
-        """Draw the cache against tokens, and all growths so far next to the time for the same bytes without a cache."""
+        """Draw the memory against tokens, the time of all growths, and the speed against the depth.
+
+        The plot of growths also has the time for the same bytes without a cache.
+        """
         depths = [r for r in self.rows if r.moment == "depth"]
         grown = [r for r in depths if r.growth_limit]
         reserved = depths[0].reserved / GIB
@@ -133,7 +136,39 @@ class Benched(Report):
                 _line(axis, grown, mode, "growth_limit", limit, linestyle=":")
             axis.set(title="Time of all growths up to a depth", ylabel="seconds", **common)
             plots.mark_tokens(axis, max(r.depth for r in depths))
-        return {**memory, **growth}
+        return {**memory, **growth, **self._speed_picture()}
+
+    def _speed_picture(self) -> dict[str, bytes]:
+        """Draw tokens per second with flash attention against the depth; nothing without measurements.
+
+        The speed of a dynamic cache is the speed of the static one times their ratio, because both were measured in
+        one process.
+        """
+        shown = [s for s in self.speeds if s.flash_attn and s.mode in (IN_PLACE, COPY)]
+        kinds = {s.kind: s.n_tokens for s in shown if s.kind != "create"}
+        if not kinds:
+            return {}
+        with plots.picture("speed", len(kinds), rows=len(kinds), size=(8, 4 * len(kinds))) as (files, axes):
+            for (kind, n_tokens), axis in zip(kinds.items(), axes, strict=True):
+                for mode, points in _speed_lines(shown, kind).items():
+                    label = f"dynamic, {_MEANING[mode]}" if mode in _MEANING else mode
+                    axis.plot(*zip(*points, strict=True), color=plots.COLOURS[mode], label=label, marker="o")
+                title = "Generated tokens" if n_tokens == 1 else f"Prompts of {n_tokens} tokens"
+                axis.set(title=title, xlabel="tokens in the context", ylabel="tokens per second")
+                axis.set(ylim=(0, None), xlim=(0, None))
+                axis.xaxis.set_major_formatter(plots.thousands)
+        return files
+
+
+def _speed_lines(speeds: Sequence[Speed], kind: str) -> dict[str, list[tuple[int, float]]]:
+    """Return (depth, tokens per second) of each cache. The speed of the static one is a median of its comparisons."""
+    same = [s for s in speeds if s.kind == kind]
+    depths = sorted({s.depth for s in same})
+    static = {d: statistics.median(s.n_tokens / s.seconds for s in same if s.depth == d) for d in depths}
+    found = {STATIC: list(static.items())}
+    for s in sorted(same, key=lambda s: s.depth):
+        found.setdefault(s.mode, []).append((s.depth, static[s.depth] * s.ratio.value))
+    return found
 
 
 def _line(axis: Any, rows: Sequence[Row], mode: str, name: str, label: str, unit: int = 1, **style: str) -> None:

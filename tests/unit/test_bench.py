@@ -145,9 +145,9 @@ def test_depths_beyond_context_are_skipped(place: Path) -> None:
 def test_out_writes_all_files(place: Path) -> None:
     out = place / "out"
     run(place, out=out)
-    wanted = {"bench.md", "bench.json", "memory.svg", "growth.svg"}
+    wanted = {"bench.md", "bench.json", "memory.svg", "growth.svg", "speed.svg"}
     assert {f.name for f in out.iterdir()} == wanted
-    for name in ("memory", "growth"):
+    for name in ("memory", "growth", "speed"):
         assert ET.parse(out / f"{name}.svg").getroot().tag.endswith("svg")
     text = (out / "bench.md").read_text("utf-8")
     assert "![memory](memory.svg)" in text and "| growth time / commit | in-place |" in text
@@ -157,6 +157,13 @@ def test_out_writes_all_files(place: Path) -> None:
     assert {"tag", "model", "machine", "n_ctx", "repeats", "rounds", "bars", "rows", "speeds", "skipped"} <= set(doc)
     assert {"name", "mode", "value", "low", "high", "bound", "met", "note"} <= set(doc["bars"][0])
     assert str(place) not in json.dumps(doc)  # no path of this machine is in the document
+
+
+def test_speed_is_drawn_as_tokens_per_second(place: Path) -> None:
+    found = run(place)
+    static = dict(runs._speed_lines(found.speeds, "generate")["static"])
+    assert static[250] == pytest.approx(100), "a call of one token needs 10 ms"
+    assert "Generated tokens" in found.pictures()["speed.svg"].decode()
 
 
 def test_plots_are_reproducible(place: Path) -> None:
