@@ -34,7 +34,7 @@ void llama_kv_converter::fit() {
     for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
         const size_t size = ggml_backend_sched_get_buffer_size(sched, ggml_backend_sched_get_backend(sched, i));
 
-        // as they are read, and rotated
+        // a compute buffer holds each element twice in f32: as it was read, and after the rotation
         if (size > 0) {
             n_elements = std::min<int64_t>(n_elements, size/(2*sizeof(float)));
         }
@@ -45,7 +45,8 @@ void llama_kv_converter::uninterrupted::set(ggml_abort_callback callback, void *
     lctx.set_abort_callback(callback, data);
 }
 
-// these are written as a batch writes its own, which any backend does at any row
+// check whether the lines are whole rows of the tensor
+// Such lines are written with ggml_set_rows(), as a batch writes its cells. Every backend supports that for any row.
 static bool is_rows(const llama_kv_lines & lines) {
     return lines.stride == ggml_row_size(lines.t->type, lines.n) && lines.offs % lines.stride == 0;
 }
@@ -108,7 +109,7 @@ bool llama_kv_converter::compute(const llama_kv_lines & from, const llama_kv_lin
     auto * sched = lctx.get_sched();
 
     ggml_backend_sched_reset(sched);
-    ggml_backend_sched_set_eval_callback(sched, nullptr, nullptr); // each batch sets its own
+    ggml_backend_sched_set_eval_callback(sched, nullptr, nullptr); // a batch sets its own callback, which must not see this graph
 
     ggml_cgraph * gf = build(from, to, n_rot);
 
@@ -152,7 +153,7 @@ void llama_kv_converter::run(const llama_kv_lines & from, const llama_kv_lines &
             LLAMA_LOG_ERROR("%s: failed to compute the KV cells in another type\n", __func__);
         }
     }
-} catch (const std::exception & err) { // some tensors have their new types already, so all others must follow
+} catch (const std::exception & err) { // some tensors have their new types already, so the tensors that follow must change as well
     LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
     is_failed = true;
 }

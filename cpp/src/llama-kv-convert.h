@@ -1,10 +1,12 @@
 #pragma once
 
-// Conversion of the cells of a KV cache to another type. A graph on the devices of the tensors reads rows of K and V, converts them to
-// f32, rotates them if exactly one of both types uses a rotated basis, and writes them. So the backend rounds as it does when it
-// writes to the cache, which can differ from ggml_quantize_chunk().
+// Conversion of the cells of a KV cache to another type
 //
-// The rotation is a Walsh-Hadamard matrix, which is its own inverse, on blocks of n_rot elements of a row (see llama_kv_cache).
+// A graph on the devices of the tensors reads rows of K or V, converts them to f32, and writes them in the new type. The writing
+// backend rounds in the same way as when a batch writes to the cache. This can differ from ggml_quantize_chunk().
+//
+// If exactly one of the old and the new type stores the cells in a rotated basis, the graph also rotates the rows. The rotation
+// is a Walsh-Hadamard matrix, which is its own inverse. It is applied to blocks of n_rot elements of a row (see llama_kv_cache).
 
 #include "llama-kv-lines.h"
 
@@ -18,14 +20,15 @@
 
 struct llama_context;
 
-// types that cells can have
+// check whether K and V of a cell can have this type
 bool llama_kv_is_type(int32_t type);
 
 class llama_kv_converter {
 public:
     explicit llama_kv_converter(llama_context & lctx) : lctx(lctx) {}
 
-    // disable the abort callback: a cache is useless if half of its cells have another type
+    // disable the abort callback while an object of this class exists
+    // An abort in the middle of a change of type would leave a cache with cells of both types, which is useless.
     class uninterrupted {
     public:
         uninterrupted(llama_context & lctx, ggml_abort_callback callback, void * data) : lctx(lctx), callback(callback), data(data) {
@@ -48,20 +51,24 @@ public:
         void *              data;
     };
 
-    // convert no more at a time than the compute buffers have room for as they are now: it is not worth larger ones, that stay
+    // limit the elements that run() converts at a time, so that the existing compute buffers have room for them
+    // Larger buffers would stay allocated after the conversion, and the speed is not worth that.
     void fit();
 
-    // the compute buffers for what run() is going to do, at most
-    // type: that a tensor like it is converted to
-    // returns false when there is no memory for it
+    // allocate compute buffers for the largest graph that run() will need
+    // like: a tensor of the cache in its old type
+    // type: the new type
+    // n_rot: number of elements of a rotated block, 0 means: no rotation
+    // returns false if there is not enough memory
     bool reserve(const ggml_tensor * like, ggml_type type, uint32_t n_rot);
 
-    // n_rot: size of the blocks that are rotated. 0: none
-    // matrix: n_rot*n_rot
-    // no compute may be in flight that uses the lines, and none is afterwards
+    // convert the lines of `from` to the type of `to`, and write them to the lines of `to`
+    // n_rot:  number of elements of a rotated block. 0 means: no rotation
+    // matrix: rotation of n_rot*n_rot elements
+    // No compute that uses the lines may be in flight. After the call, no compute is in flight.
     void run(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot, const float * matrix);
 
-    // check whether a graph could not be computed, or the memory for its result was lost. the cells are lost then
+    // check whether the device could not compute a graph, or the memory for its result was lost. If so, the cells are lost
     bool has_failed() const { return is_failed; }
     void set_failed() { is_failed = true; }
 
@@ -74,9 +81,9 @@ private:
 
     int64_t n_elements = LLAMA_KV_CONVERT_ELEMENTS;
 
-    // inputs of the graph
+    // inputs of the graph that build() has built
     ggml_tensor * rot  = nullptr;
-    ggml_tensor * idxs = nullptr; // of the rows that are written
+    ggml_tensor * idxs = nullptr; // indices of the rows that are written. null: the lines are not whole rows
 
     bool is_failed = false;
 };

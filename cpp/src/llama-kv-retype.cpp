@@ -35,13 +35,14 @@ int32_t llama_kv_retype::check_types(ggml_type type_k, ggml_type type_v) const {
     const auto & caches = dyn.caches();
     const auto & model  = dyn.lctx.get_model();
 
-    // as in llama_kv_dynamic_cache::can_grow(): with --split-mode tensor there are no tensors to be converted one by one
+    // With --split-mode tensor, there are no tensors that can be converted one by one. llama_kv_dynamic_cache::can_grow() checks
+    // the same.
     if (types().first == GGML_TYPE_COUNT || dyn.compute.is_training() || model.split_mode() == LLAMA_SPLIT_MODE_TENSOR ||
             !std::all_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->has_types() || cache->usage().reserved == 0; })) {
         return LLAMA_MEMORY_TYPE_UNSUPPORTED;
     }
 
-    // what llama_init_from_model() refuses
+    // llama_init_from_model() refuses different types for these models
     if (type_k != type_v && (model.hparams.is_mla() || model.arch == LLM_ARCH_DEEPSEEK4)) {
         return LLAMA_MEMORY_TYPE_DIFFER;
     }
@@ -109,7 +110,8 @@ int32_t llama_kv_retype::prepare_types(ggml_type type_k, ggml_type type_v) {
     int32_t res = LLAMA_MEMORY_TYPE_NO_MEMORY;
 
     try {
-        // the scheduler ends the process where it cannot place what writes the cells
+        // The scheduler ends the process if no backend supports the operation that writes the cells. So check that before a graph
+        // is built.
         if (!std::all_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->types->can_write(dyn.lctx.get_sched(), type_k, type_v); })) {
             LLAMA_LOG_WARN("%s: there is no kernel that writes %s and %s where the cells are\n", __func__, ggml_type_name(type_k), ggml_type_name(type_v));
             return LLAMA_MEMORY_TYPE_BACKEND;
@@ -148,12 +150,12 @@ void llama_kv_retype::convert(const std::function<void(llama_kv_converter &)> & 
 
     dyn.synchronize();
 
-    lctx.sched_reserve(); // as in set_types()
+    lctx.sched_reserve(); // adapters that were set since the last reservation may need larger graphs, as in set_types()
     find_rotation();
 
     const llama_kv_converter::uninterrupted scope(lctx, dyn.compute.abort_callback(), dyn.compute.abort_callback_data());
 
-    dyn.set_moved(false); // also if a state ends too early
+    dyn.set_moved(false); // graphs must be built again, even if the restore of a state ends early
 
     llama_kv_converter converter(lctx);
     converter.fit();
@@ -161,7 +163,7 @@ void llama_kv_retype::convert(const std::function<void(llama_kv_converter &)> & 
 
     if (converter.has_failed()) {
         dyn.compute.set_lost();
-        dyn.usage.count_no_memory(); // memory for the conversion, unless the device failed
+        dyn.usage.count_no_memory(); // the conversion had no memory, or the device failed
         throw std::runtime_error("failed to convert KV cells");
     }
 }
@@ -198,9 +200,9 @@ int32_t llama_kv_retype::set_types(ggml_type type_k, ggml_type type_v) {
     try {
         dyn.synchronize();
 
-        lctx.sched_reserve(); // if it is due: with adapters that were set, graphs are larger than there is room for now
+        lctx.sched_reserve(); // adapters that were set since the last reservation need larger graphs, and reserving them may be due
 
-        // shifts and copies of streams that wait are done as they would have been
+        // do the pending K-shifts and stream copies with the old types, as if the types did not change
         lctx.memory_update(false);
         dyn.synchronize();
 
@@ -209,7 +211,9 @@ int32_t llama_kv_retype::set_types(ggml_type type_k, ggml_type type_v) {
         res = prepare_types(type_k, type_v);
 
         if (res == LLAMA_MEMORY_TYPE_OK) {
-            converter.fit(); // otherwise, the compute buffers can be lost
+            // limit the conversion to the size of the compute buffers. Otherwise, allocating larger ones could fail and lose the
+            // buffers
+            converter.fit();
         }
 
         for (auto * cache : dyn.caches()) {
@@ -218,7 +222,8 @@ int32_t llama_kv_retype::set_types(ggml_type type_k, ggml_type type_v) {
             }
         }
 
-        // include the compute buffers of the change. a context that was above its budget before may stay above it, but not grow
+        // check the budget with the compute buffers that the change needs. A context that was above its budget before the change
+        // may stay above it, but must not exceed it by more
         if (res == LLAMA_MEMORY_TYPE_OK && budget.has_budget() && budget.n_bytes_above_in(type_k, type_v) > n_bytes_above_old) {
             LLAMA_LOG_INFO("%s: the budget has no room for %s and %s\n", __func__, ggml_type_name(type_k), ggml_type_name(type_v));
             res = LLAMA_MEMORY_TYPE_NO_MEMORY;
@@ -236,7 +241,7 @@ int32_t llama_kv_retype::set_types(ggml_type type_k, ggml_type type_v) {
         }
     }
 
-    // nothing has changed, including the compute buffers
+    // The change failed and must leave nothing behind, so the larger compute buffers are freed as well.
     if (res != LLAMA_MEMORY_TYPE_OK && compute.n_bytes() > n_bytes_compute_old) {
         compute.set_lost();
     }
@@ -248,7 +253,7 @@ int32_t llama_kv_retype::set_types(ggml_type type_k, ggml_type type_v) {
         res = LLAMA_MEMORY_TYPE_LOST;
     }
 
-    // here as well as where the cells are read from elsewhere. before anything that may throw
+    // Graphs must be built again, also after a failure. Set this flag before a call that may throw.
     dyn.set_moved(true);
 
     if (res == LLAMA_MEMORY_TYPE_OK) {
@@ -256,7 +261,7 @@ int32_t llama_kv_retype::set_types(ggml_type type_k, ggml_type type_v) {
 
         dyn.usage.count_retype(t_us);
 
-        // a warning, since nothing else shows it, and it is the precision of the cells
+        // Log a warning instead of an info, because the precision of the cells has changed and nothing else shows that.
         LLAMA_LOG_WARN("%s: requantizing KV cache: K %s -> %s, V %s -> %s (%.2f -> %.2f MiB) in %.0f ms\n", __func__,
                 ggml_type_name(type_k_old), ggml_type_name(type_k), ggml_type_name(type_v_old), ggml_type_name(type_v),
                 n_bytes_old/1024.0/1024.0, dyn.usage.total().committed/1024.0/1024.0, (ggml_time_us() - t_start_us)/1e3);
@@ -284,9 +289,10 @@ int32_t llama_set_memory_type(llama_context * ctx, ggml_type type_k, ggml_type t
         ctx->synchronize();
 
         try {
-            dyn->forget(); // the request of a batch that did not run
+            dyn->forget(); // forget the rows that were requested for a batch that did not run
             res = dyn->retype->set_types(type_k, type_v);
-        } catch (const std::bad_alloc &) { // to account for it: before anything has changed, or when all has
+        // There was no memory to count the bytes. That happens only before anything has changed, or after everything has changed.
+        } catch (const std::bad_alloc &) {
             res = dyn->retype->types() == std::make_pair(type_k, type_v) ? LLAMA_MEMORY_TYPE_OK : LLAMA_MEMORY_TYPE_NO_MEMORY;
         }
 

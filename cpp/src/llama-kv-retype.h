@@ -2,12 +2,15 @@
 
 // Change the types of the cells of one llama_context while they are in use: llama_set_memory_type()
 //
-// Positions, cells, rows and the tensor objects stay the same. The types, strides and addresses of the tensors change, and so does
-// the basis in which K and V are stored (llama-kv-cell-types.h).
+// The change keeps the positions, the cells, the rows and the tensor objects. It changes the types, strides and addresses of the
+// tensors, and the basis in which K and V are stored (see llama-kv-cell-types.h).
 //
-// The steps that can fail without loss run first. Some of them build graphs while the tensors have the new types and still the old
-// data: a graph must not read more of the cells on another backend than before, and the compute buffers must fit. Then, with the old
-// types set again, larger rows get all of their memory. At last, the data is moved layer by layer. If that fails, the cells are lost.
+// The order of the steps ensures that a step that can fail runs before any data is lost:
+//
+//  1. set the new types in the tensors without converting the data, and build graphs. They must not read more of the cells on
+//     another backend than before, and the compute buffers for them must fit
+//  2. set the old types again. If the rows become larger, allocate all of their memory
+//  3. convert the data layer by layer. If the device fails during this step, the cells are lost
 
 #include "llama-kv.h"
 
@@ -26,30 +29,32 @@ class llama_kv_retype {
 public:
     llama_kv_retype(llama_kv_dynamic & dyn, llama_kv_budget_member & budget) : budget(budget), dyn(dyn) {}
 
-    // return the types of K and V. GGML_TYPE_COUNT: there are no cells
+    // return the types of K and V. The result is GGML_TYPE_COUNT if the context has no cells
     std::pair<ggml_type, ggml_type> types() const;
 
-    // return what llama_set_memory_type() returns for what can be known before it begins
+    // return the error of llama_set_memory_type() that is known before the change begins, or LLAMA_MEMORY_TYPE_OK
     int32_t check_types(ggml_type type_k, ggml_type type_v) const;
 
-    // change the types of all caches. returns a llama_memory_type_result
+    // change the types of the cells of all caches. returns a llama_memory_type_result
     // throws std::bad_alloc
     int32_t set_types(ggml_type type_k, ggml_type type_v);
 
-    // find out which caches the graphs rotate. builds a graph the first time, so no compute may be in flight
+    // find out which caches are stored in a rotated basis, because the graphs rotate them
+    // The first call builds a graph, so no compute may be in flight.
     void find_rotation();
 
-    // call f(converter), after which no graph that was built before runs again
-    // throws std::runtime_error when the cells could not be converted
+    // call f(converter), in which f converts cells of a state that is being restored
+    // Graphs that were built before the call are not reused after the call.
+    // throws std::runtime_error if the cells could not be converted
     void convert(const std::function<void(llama_kv_converter &)> & f);
 
     llama_kv_budget_member & budget;
 
 private:
-    // check that graphs can run with the new types, and allocate the memory for the change. on failure, nothing has changed
+    // check that graphs can run with the new types, and reserve the compute buffers for them. on failure, nothing has changed
     int32_t prepare_types(ggml_type type_k, ggml_type type_v);
 
-    // return the number of views of each tensor that the graph reads as a copy on another device, over all caches
+    // for each tensor of all caches, return the number of its views that the graph reads as a copy on another device
     std::unordered_map<const ggml_tensor *, size_t> read_elsewhere(ggml_cgraph * gf) const;
 
     llama_kv_dynamic & dyn;

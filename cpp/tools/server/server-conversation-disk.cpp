@@ -13,10 +13,10 @@
 
 namespace fs = std::filesystem;
 
-// version of the head and of the states
+// version of the format of the head and of the states. The version is a part of the key of a file
 static constexpr uint32_t VERSION = 1;
 
-// conversations of fewer tokens are not saved
+// minimum number of tokens of a conversation that is saved
 static constexpr int32_t N_TOKENS_LEAST = 16;
 
 static uint64_t hash_add(uint64_t hash, const void * data, size_t size) {
@@ -33,7 +33,8 @@ static uint64_t hash_add(uint64_t hash, T value) {
     return hash_add(hash, &value, sizeof(value));
 }
 
-// return a hash of the size, the time, the start and samples of a file, 0 if there is none
+// return a hash of a file, computed from its size, its modification time, its first MiB and 512 samples of 4 KiB
+// The hash is 0 if the file does not exist.
 static uint64_t hash_of_file(const std::string & path) {
     static constexpr size_t N_START   = 1 << 20;
     static constexpr size_t N_SAMPLE  = 4096;
@@ -66,7 +67,7 @@ static uint64_t hash_of_file(const std::string & path) {
     return res;
 }
 
-// return the hash of a model, which can have several files
+// return the hash of a model. A model can consist of several files (NAME-00001-of-00003.gguf)
 static uint64_t hash_of_model(const std::string & path) {
     static const std::regex split("(.*)-(\\d{5})-of-(\\d{5})\\.gguf");
 
@@ -84,8 +85,9 @@ static uint64_t hash_of_model(const std::string & path) {
     return res;
 }
 
-// return true if the context is longer than the one that the model was first trained for
-// a model with two sets of RoPE factors then uses the long one, as in llama_model::get_rope_factors()
+// return true if the context is longer than the context that the model was originally trained for
+// Some models have two sets of RoPE factors. With such a long context, they use the long set, as in
+// llama_model::get_rope_factors().
 static bool has_long_rope(const server_contexts & ctxs) {
     const auto value = [&](const std::string & key) {
         char res[128];
@@ -97,7 +99,8 @@ static bool has_long_rope(const server_contexts & ctxs) {
     return llama_n_ctx_seq(ctxs.ctx_tgt) > (n_ctx_orig.empty() ? llama_model_n_ctx_train(ctxs.model_tgt) : std::stoul(n_ctx_orig));
 }
 
-// return the hash of the draft: its model, its kinds, and the types of its cells
+// return the hash of everything that determines the state of the draft: its model files, the kinds of speculative decoding, and
+// the types of its cells
 static uint64_t hash_of_draft(const common_params & params) {
     const auto & draft = params.speculative.draft;
 
@@ -116,13 +119,13 @@ uint64_t server_conversation_disk::key() const {
 
     res = hash_add(res, hash_of_model(params.model.path));
 
-    // the layout of the state
+    // parameters that change the layout of the state
     res = hash_add(res, params.flash_attn_type);
     res = hash_add(res, params.swa_full);
     res = hash_add(res, llama_model_n_swa(ctxs.model_tgt));
     res = hash_add(res, params.kv_unified ? 1 : llama_n_seq_max(ctxs.ctx_tgt)); // number of streams
 
-    // the values of the cells
+    // parameters that change the values of the cells
     for (const float value : { params.rope_freq_base, params.rope_freq_scale, params.yarn_ext_factor, params.yarn_attn_factor,
             params.yarn_beta_fast, params.yarn_beta_slow }) {
         res = hash_add(res, value);
@@ -185,7 +188,7 @@ uint64_t server_conversation_disk::hash_of_lora(const std::string & path) {
 // the head of a file
 //
 
-// note: the byte order is that of the machine, as in slot files
+// The numbers of the head have the byte order of the machine, as in the files of saved slots (--slot-save-path).
 class head_writer {
 public:
     template <typename T>
@@ -221,7 +224,8 @@ public:
         pos += size;
     }
 
-    // return a number of items that the rest of the head can have
+    // read a number of items, and check that the rest of the head is long enough for them
+    // size_item: minimum number of bytes of each item
     uint32_t count(size_t size_item) {
         const auto res = get<uint32_t>();
         if (res > n_left()/size_item) {
@@ -484,9 +488,9 @@ std::unique_ptr<server_conversation> server_conversation_disk::read(const found 
     SRV_INF("read a conversation of %d tokens from disk, %.3f MiB\n", res->prompt.n_tokens(), res->size() / (1024.0 * 1024.0));
 
     return res;
-} catch (const std::exception & err) { // no memory
+} catch (const std::exception & err) { // the memory for the conversation cannot be allocated
     SRV_WRN("a conversation was not read from disk: %s\n", err.what());
-    entries[found.id] = nullptr; // otherwise, the search of the caller finds it again
+    entries[found.id] = nullptr; // otherwise, the caller's next search finds the same conversation again
     return nullptr;
 }
 

@@ -32,7 +32,7 @@ static constexpr char MAGIC[8] = { 'K', 'V', 'C', 'H', 'A', 'T', '\r', '\n' };
 
 static constexpr uint32_t N_PARTS_MAX = 1 << 16;
 
-// the first bytes of a file. the sizes of the parts, the head, and the parts follow
+// the first bytes of a file. After them follow: the sizes of the parts (8 bytes each), the head, and the parts
 struct file_start {
     char     magic[8];
     uint32_t version;
@@ -40,7 +40,7 @@ struct file_start {
     uint64_t key;
     uint64_t n_head;
     uint64_t hash_parts;
-    uint64_t hash_head; // of this struct with 0 here, the sizes, and the head
+    uint64_t hash_head; // hash of this struct (with 0 in this field), the sizes and the head
 };
 
 static_assert(sizeof(file_start) == 48, "no padding");
@@ -49,7 +49,7 @@ uint64_t server_conversation_hash(const void * data, size_t size, uint64_t seed)
     return XXH3_64bits_withSeed(data, size, seed);
 }
 
-// a hash of several pieces of memory, one after the other
+// computes one hash of several pieces of memory
 class hasher {
 public:
     hasher() : state(XXH3_createState(), XXH3_freeState) {
@@ -82,7 +82,8 @@ public:
 #endif
     }
 
-    // create a file that only its owner can read, and lock it
+    // create a file that only its owner can read and write, and lock it
+    // The lock shows remove_unfinished() of other processes that the file is still being written.
     static open_file create(const std::string & path) {
 #ifdef _WIN32
         return open_file(_open(path.c_str(), _O_WRONLY | _O_CREAT | _O_EXCL | _O_BINARY | _O_NOINHERIT, _S_IREAD | _S_IWRITE));
@@ -94,7 +95,7 @@ public:
             }
             flock(res.fd, LOCK_EX);
 
-            // remove_unfinished() of another process can remove the file before it is locked
+            // Between open() and flock(), another process can remove the file with remove_unfinished(). Then create a new file.
             struct stat st;
             if (fstat(res.fd, &st) == 0 && st.st_nlink > 0) {
                 return res;
@@ -110,7 +111,7 @@ public:
 
     explicit operator bool() const { return fd >= 0; }
 
-    // return the size, -1 if this is not a regular file
+    // return the size in bytes, or -1 if the path does not name a regular file
     int64_t size() const {
 #ifdef _WIN32
         struct _stat64 st;
@@ -137,7 +138,8 @@ public:
 #endif
     }
 
-    // return false if another process has the lock. on Windows, a file that is open cannot be removed
+    // lock the file. return false if another process holds the lock
+    // Windows needs no lock, because a file that a process has open cannot be removed there.
     bool lock() const {
 #ifdef _WIN32
         return true;
@@ -151,7 +153,7 @@ public:
     }
 
 private:
-    // call op(pos, n) until it has read or written all bytes: it may stop after a part of them
+    // call op(pos, n) until all bytes are transferred, because one call of read() or write() may transfer only a part of them
     template <typename T>
     static bool transfer(size_t size, const T & op) {
         for (size_t pos = 0; pos < size; ) {
@@ -218,7 +220,7 @@ std::vector<server_conversation_files::found> server_conversation_files::scan() 
             continue;
         }
 
-        std::error_code ec_file; // another server can remove the file
+        std::error_code ec_file; // another server can remove the file at any time
         const auto n_bytes = it->file_size(ec_file);
         if (ec_file) {
             continue;
@@ -326,7 +328,8 @@ std::string server_conversation_files::write(bytes head, const std::vector<bytes
 
     remove_unfinished();
 
-    // a clock that another machine sets ahead must not keep its files for ever
+    // With age_us = 0, all files may be removed. Otherwise, files would stay forever if another machine with a clock ahead has
+    // written them.
     const int64_t t_keep = age_us > 0 ? (int64_t) time_of_age(age_us).time_since_epoch().count() : INT64_MAX;
     if (!make_room(res.n_bytes, t_keep)) {
         return "";
@@ -399,7 +402,7 @@ bool server_conversation_files::read_head(const std::string & name, uint64_t n_b
         return false;
     }
 
-    // check the sizes before memory is allocated for them
+    // check the sizes before memory is allocated for them, because a damaged file can contain any number
     uint64_t n_left = n_bytes - sizeof(start);
     if (start.n_parts*sizeof(uint64_t) > n_left || start.n_head > n_left - start.n_parts*sizeof(uint64_t)) {
         return false;

@@ -13,7 +13,8 @@ size_t server_n_bytes_checkpoints(const server_prompt & prompt) {
 std::vector<const common_prompt_checkpoint *> server_checkpoints_to_keep(const server_prompt & prompt) {
     std::vector<const common_prompt_checkpoint *> res;
 
-    // without messages, the second newest one is the last one of an earlier request
+    // With n_last_user < 0, the prompt has no user message. Then keep the second newest checkpoint, which is the last one of an
+    // earlier request.
     const int32_t n_last_user = prompt.provenance.n_last_user;
 
     for (auto it = prompt.checkpoints.rbegin(); it != prompt.checkpoints.rend() && res.size() < 2; ++it) {
@@ -38,7 +39,7 @@ bool server_has_all(const server_contexts & ctxs, const server_prompt & has, lla
         return true;
     }
 
-    const std::vector<common_adapter_lora_info> no_lora; // compared above
+    const std::vector<common_adapter_lora_info> no_lora; // empty, because the adapters were compared above
 
     return server_conversation_query { prompt.tokens, ctxs, no_lora }.n_usable(has, pos_min) >= prompt.n_tokens();
 }
@@ -49,7 +50,7 @@ bool server_has_same_lora(const std::vector<common_adapter_lora_info> & a, const
     });
 }
 
-// note: the same conditions as in update_slots()
+// The conditions must be the same as in update_slots().
 int32_t server_conversation_query::n_usable(const server_prompt & has, llama_pos pos_min, int32_t n_max) const {
     const int32_t n = std::min<int32_t>(has.tokens.get_common_prefix(tokens), n_max);
     if (n <= 0) {

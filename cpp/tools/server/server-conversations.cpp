@@ -18,7 +18,7 @@ void server_conversations::init() {
     n_bytes_limit = params.cache_ram_mib > 0 ? size_t(params.cache_ram_mib)*1024*1024 : 0;
 
 #ifdef __GLIBC__
-    // by default, malloc keeps freed blocks of some MiB for later, and the process exceeds the limit
+    // by default, malloc keeps freed blocks of some MiB for later use. Then the memory of the process exceeds --cache-ram
     if (is_enabled) {
         mallopt(M_MMAP_THRESHOLD, 128*1024);
     }
@@ -29,11 +29,12 @@ static bool is_stateless(const server_task & task) {
     return task.type == SERVER_TASK_TYPE_EMBEDDING || task.type == SERVER_TASK_TYPE_RERANK;
 }
 
-// return the first position of the state that copy() makes
+// return the first position of the state that copy() would make of a sequence
 static llama_pos pos_min_of_copy(const server_contexts & ctxs, llama_seq_id id) {
     const auto * mem = llama_get_memory(ctxs.ctx_tgt);
 
-    // the states that a recurrent memory restores after a rejected draft are not copied
+    // A recurrent memory also keeps older states, to which it returns after a rejected draft. copy() does not copy them, so the
+    // copy begins at the last position.
     return ctxs.ctx_tgt_seq_rm_type == COMMON_CONTEXT_SEQ_RM_TYPE_RS
         ? llama_memory_seq_pos_max(const_cast<llama_memory_t>(mem), id)
         : llama_memory_seq_pos_min(const_cast<llama_memory_t>(mem), id);
@@ -53,7 +54,7 @@ void server_conversations::load(int id_slot, const server_task & task, const std
 
     const server_conversation_query query = { task.tokens, ctxs, lora };
 
-    // the last token is always computed
+    // the last token of a prompt is always computed, because its logits are needed
     const int32_t n_max = std::max(0, task.n_tokens() - 1);
 
     int32_t n_own = 0;
@@ -65,7 +66,7 @@ void server_conversations::load(int id_slot, const server_task & task, const std
 
     const int32_t n_lost = slot.prompt.n_tokens() - n_own;
 
-    int32_t n_tokens_max = slot.n_ctx; // longer states have no place
+    int32_t n_tokens_max = slot.n_ctx; // a longer state does not fit into the slot
 
     bool is_saved = false;
     bool is_found = false;
@@ -78,7 +79,7 @@ void server_conversations::load(int id_slot, const server_task & task, const std
         from.n_usable = std::min(from.n_usable, n_max);
 
         if (from.is_stored()) {
-            from.read = store->read(from.stored); // save() can remove the file to make room
+            from.read = store->read(from.stored); // read now, because save() can remove the file to make room
             if (!from.read) {
                 continue;
             }
@@ -102,12 +103,13 @@ void server_conversations::load(int id_slot, const server_task & task, const std
                 n_tokens_saved_disk += from.n_usable - n_own;
             }
             if (!lora.empty()) {
-                slot.lora = lora; // launch_slot_with_task() clears a slot with other adapters
+                slot.lora = lora; // otherwise, launch_slot_with_task() clears the slot, because its adapters differ
             }
             break;
         }
 
-        // the search continues: a state that cannot be read is not found again, and a shorter one may have a place
+        // Continue the search. find() does not return a state that cannot be read a second time. If a state did not fit, a
+        // shorter one may fit.
         if (res == NO_PLACE) {
             n_tokens_max = from.n_tokens - 1;
         }
@@ -120,7 +122,7 @@ void server_conversations::load(int id_slot, const server_task & task, const std
         const bool is_large = 4*n_lost >= slot.prompt.n_tokens();
         auto * saved = save_entry(slot, is_large);
         if (saved && !is_large && saved->prompt.n_tokens() == slot.prompt.n_tokens()) {
-            saved->t_last_used = 0; // the slot keeps most of it
+            saved->t_last_used = 0; // the slot keeps most of this conversation, so the entry may be dropped first
         }
         if (!saved && is_large) {
             save_to_store(slot);
@@ -141,7 +143,8 @@ server_conversations::source server_conversations::find(
         const int32_t n_max  = query.tokens.size() - 1;
         const int32_t n_gain = std::min(cur.n_usable, n_max) - n_own;
 
-        // a long state for a short prefix costs more than it saves, and unrelated prompts may begin with the same few tokens
+        // Skip sources that cost more to copy than they save: a gain of a few tokens, or a long state with a short usable prefix.
+        // Unrelated prompts often begin with the same few tokens.
         const bool is_short = (n_gain < 4 && 2*n_gain < n_max) || 2*N_LEAST*n_gain < cur.n_tokens;
         if (n_gain <= 0 || is_short || cur.n_tokens > n_tokens_max) {
             return;
@@ -161,7 +164,7 @@ server_conversations::source server_conversations::find(
         add(cur);
     }
 
-    int32_t n_shared = 0; // tokens that the slot can share with another one, without a copy
+    int32_t n_shared = 0; // tokens that the slot can share with the cells of another slot, without a copy
 
     for (auto & other : slots) {
         if (other.id == slot.id || !has_conversation(other)) {
@@ -181,7 +184,7 @@ server_conversations::source server_conversations::find(
             cur.slot     = &other;
             add(cur);
         }
-        // an idle slot loses its cells before the task starts with --cache-idle-slots
+        // with --cache-idle-slots, an idle slot loses its cells before the task starts, so that the task cannot share them
         const bool can_share = other.is_running() || (!params.cache_idle_slots && !other.is_processing() && other.task_prev);
         if (params.kv_share_prefix && can_share && !other.prompt.tokens.has_media()) {
             n_shared = std::max(n_shared, std::min(n, provenance.n_exact));
@@ -231,7 +234,7 @@ server_conversations::restore_result server_conversations::restore(server_slot_v
         try {
             return write(slot, from, is_invalid);
         } catch (const std::bad_alloc &) {
-            slot.prompt_clear(); // no memory for the tokens and checkpoints
+            slot.prompt_clear(); // there is no memory for the tokens and the checkpoints
             return false;
         }
     });
@@ -241,7 +244,7 @@ server_conversations::restore_result server_conversations::restore(server_slot_v
         if (ok) {
             it->t_last_used = ggml_time_us();
         } else if (is_invalid) {
-            entries.erase(it); // otherwise, it fails again for each prompt that it matches best
+            entries.erase(it); // otherwise, the restore fails again for each prompt that this entry matches best
         }
     }
 
@@ -264,7 +267,8 @@ bool server_conversations::write(server_slot_view & slot, const server_conversat
     int32_t n_draft_retry = from.prompt.n_draft_retry;
 
     if (slot.ctx_dft) {
-        // saved without a draft, or without memory for it: the draft cannot know which tokens it lacks
+        // The draft model must compute the prompt again if the state lacks the draft's part, or if the draft lacked memory when
+        // the state was saved. In the second case, it is not known which tokens the draft lacks.
         bool is_lacking = from.data.drft.empty() || n_draft_retry != -1;
 
         if (!is_lacking && !read(slot.ctx_dft, from.data.drft)) {
@@ -273,7 +277,7 @@ bool server_conversations::write(server_slot_view & slot, const server_conversat
                 slot.prompt_clear();
                 return false;
             }
-            is_lacking = true; // the target has its state, only the draft lacks memory
+            is_lacking = true; // the state of the target is restored, and only the draft lacks memory
         }
         if (is_lacking) {
             llama_memory_seq_rm(llama_get_memory(slot.ctx_dft), slot.id, -1, -1);
@@ -281,7 +285,8 @@ bool server_conversations::write(server_slot_view & slot, const server_conversat
         }
     }
 
-    // the slot has the state in its cells now, so that only the checkpoints are there twice
+    // The conversation is now also in the cells of the slot. So make_room() can drop its entry, and only the checkpoints exist
+    // twice.
     slot.prompt.checkpoints.clear();
     const bool has_room = make_room(server_n_bytes_checkpoints(from.prompt));
 
@@ -326,7 +331,8 @@ server_conversation * server_conversations::save_entry(server_slot_view & slot, 
         return nullptr;
     }
 
-    // entries that the new one makes superfluous. they stay until it exists, and are the state that may exceed the limit
+    // Find entries that the new entry will contain. They stay until the new entry exists, because the copy can fail. Until then,
+    // they are the one state that may exceed the limit.
     const llama_pos pos_min = pos_min_of_copy(ctxs, slot.id);
 
     entries_t covered;
@@ -344,7 +350,8 @@ server_conversation * server_conversations::save_entry(server_slot_view & slot, 
         return nullptr;
     }
 
-    // with a window, earlier states of the conversation are of use for a branch only, and the new entry has their checkpoints
+    // With a window (SWA), an earlier state of the conversation is useful only for a prompt that branches off. Drop such entries
+    // first, and drop their checkpoints that the new entry also has.
     for (auto & entry : entries) {
         if (&entry != in_use && is_start_of(entry.prompt, conv->prompt)) {
             entry.t_last_used = 0;
@@ -365,7 +372,7 @@ void server_conversations::save_idle() {
 
         SLT_TRC(slot, "%s", "saving idle slot to prompt cache\n");
 
-        // do not drop other entries for this one: no slot needs the cells yet
+        // false: do not drop other entries for this one, because no slot needs the cells of the idle slot yet
         if (save(slot, false)) {
             SLT_DBG(slot, "%s", "__TEST_TAG_CACHE_IDLE_SLOT__\n");
 
@@ -388,7 +395,7 @@ void server_conversations::save_to_store() {
         return;
     }
 
-    // the last used slots first, because a router ends a process that needs more than ten seconds
+    // begin with the most recently used conversations, because a router kills a process that needs more than ten seconds to end
     std::vector<server_slot_view *> last_used;
     for (auto & slot : slots) {
         last_used.push_back(&slot);
@@ -405,7 +412,7 @@ void server_conversations::save_to_store() {
 }
 
 bool server_conversations::save_to_store(server_slot_view & slot) {
-    // a server that sleeps has no contexts, and saved its slots before
+    // A server that sleeps has no contexts. It has saved the conversations of its slots before it fell asleep.
     const bool can_copy = store && can_save() && ctxs.ctx_tgt && has_conversation(slot);
 
     const auto conv = can_copy ? copy(slot) : nullptr;
@@ -433,7 +440,7 @@ bool server_conversations::reserve_checkpoint(int id_slot) {
         if (ckpts.empty()) {
             return false;
         }
-        ckpts.pop_front(); // the new one is worth more
+        ckpts.pop_front(); // the new checkpoint is worth more than older ones
     }
 
     return true;
@@ -480,7 +487,7 @@ server_conversations::usage server_conversations::get_usage() const {
         res.n_bytes_disk_limit  = store->n_bytes_limit();
         res.n_entries_disk      = store->n_entries();
         res.n_hits_disk         = n_hits_disk;
-        res.n_misses_disk       = n_misses; // the search includes the disk
+        res.n_misses_disk       = n_misses; // each search includes the store, so the number of misses is the same
         res.n_tokens_saved_disk = n_tokens_saved_disk;
     }
 
@@ -510,7 +517,7 @@ static bool has_draft(const server_slot_view & slot) {
 size_t server_conversations::n_bytes_copy(const server_slot_view & slot) const {
     const size_t n_bytes_tgt = llama_state_seq_get_size_ext(slot.ctx_tgt, slot.id, LLAMA_STATE_SEQ_FLAGS_NONE);
     if (n_bytes_tgt == 0) {
-        return 0; // a copy of the sequence waits for memory
+        return 0; // a pending copy of the sequence waits for memory, so that the state cannot be read
     }
 
     return n_bytes_tgt + server_n_bytes_checkpoints(slot.prompt) +
@@ -526,7 +533,7 @@ std::unique_ptr<server_conversation> server_conversations::copy(server_slot_view
     try {
         auto res = std::make_unique<server_conversation>();
 
-        // reading the state can fail without memory. the size is 0 if a copy of the sequence waits for memory
+        // Reading a state can fail if memory is short. The size is 0 if a pending copy of the sequence waits for memory.
         const auto read = [&](llama_context * ctx, std::vector<uint8_t> & data) {
             data.resize(llama_state_seq_get_size_ext(ctx, slot.id, LLAMA_STATE_SEQ_FLAGS_NONE));
             return !data.empty() && llama_state_seq_get_data_ext(ctx, data.data(), data.size(), slot.id, LLAMA_STATE_SEQ_FLAGS_NONE) == data.size();
@@ -598,7 +605,8 @@ bool server_conversations::fits(size_t n_bytes_more) const {
 
 bool server_conversations::make_room(size_t n_bytes_more) {
     if (!fits(n_bytes_more)) {
-        // do not drop anything for a state that does not fit
+        // return early if the bytes cannot fit even after everything that may be dropped is dropped. Then nothing needs to be
+        // dropped
         size_t n_bytes_least = in_use ? in_use->size() : 0;
         for (const auto & slot : slots) {
             n_bytes_least += slot.wait.paused ? slot.wait.paused->size() : 0;
@@ -621,7 +629,9 @@ bool server_conversations::make_room(size_t n_bytes_more) {
 }
 
 bool server_conversations::drop_one() {
-    // 1. entries that are in cells as well. the cells of a slot that starts a task are still those of its last task
+    // 1. entries that are also in the cells of a slot
+    // A slot that is processing but not yet running still has the cells of its last task, which it is about to lose. So its cells
+    // do not count.
     for (auto it = entries.begin(); it != entries.end(); ++it) {
         const bool is_twice = &*it != in_use && std::any_of(slots.begin(), slots.end(), [&](const server_slot_view & slot) {
             return slot.id != id_losing && (!slot.is_processing() || slot.is_running()) && has_conversation(slot) &&
@@ -633,7 +643,7 @@ bool server_conversations::drop_one() {
         }
     }
 
-    // 2. checkpoints
+    // 2. checkpoints of entries, then checkpoints of slots
     for (auto & entry : entries) {
         if (&entry != in_use && thin_out(entry.prompt)) {
             return true;
@@ -645,7 +655,7 @@ bool server_conversations::drop_one() {
         }
     }
 
-    // 3. entries
+    // 3. the least recently used entry
     return drop_oldest();
 }
 
@@ -688,7 +698,8 @@ bool server_conversations::thin_out(server_prompt & prompt) {
     return true;
 }
 
-// note: llama_supports_gpu_offload() is true for every build with the RPC backend, also without an RPC server
+// The function does not use llama_supports_gpu_offload(), which is true for every build with the RPC backend, even without an RPC
+// server.
 bool server_conversations::is_cache_in_ram() const {
     return params.no_kv_offload || params.n_gpu_layers == 0 ||
         (!ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) && !ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU));

@@ -16,36 +16,40 @@
 
 // The conversations in RAM (--cache-ram), and the search for the longest usable state of a prompt.
 //
-// One rule: a slot that starts a task receives the longest usable state, from its own cells, the cells of an idle slot, an entry in
-// RAM or an entry of the store. States are copied, not moved. Before, the state that the slot loses becomes an entry.
+// A slot that starts a task continues from the state with the most usable tokens. This state can be in the slot's own cells, in
+// the cells of an idle slot, in an entry in RAM, or in an entry of the store. The state is copied, not moved. Before the slot
+// loses its own cells, their conversation becomes an entry.
 //
-// One limit: --cache-ram limits the bytes of the entries, the checkpoints of entries and slots, and the paused requests. Only one
-// state that is being copied may exceed it. To make room, the class frees in this order:
+// --cache-ram limits the sum of the bytes of the entries, the checkpoints of entries and slots, and the paused requests. Only one
+// state may exceed this limit while it is being copied. To make room, the class frees in this order:
 //
-//  1. entries that the cells of a slot contain as well
+//  1. entries whose state is also in the cells of a slot
 //  2. checkpoints, except the newest one of each conversation and the one before its last user message
-//  3. entries, the least recently used first. they are offered to the store before, as are conversations that are too large for RAM
+//  3. entries, the least recently used first
 //
-// Entries survive while the server sleeps. --cache-ram 0 turns entries off, and checkpoints are then limited by their number only.
+// An entry of step 3 is offered to the store before it is dropped. A conversation that is too large for RAM is also offered to
+// the store.
+//
+// Entries survive while the server sleeps. With --cache-ram 0, there are no entries, and only the number of checkpoints is limited.
 class server_conversations {
 public:
     // numbers for /metrics, /props and /slots
     struct usage {
-        size_t n_bytes_limit       = 0; // 0: no limit
-        size_t n_bytes_entries     = 0; // without checkpoints
-        size_t n_bytes_checkpoints = 0; // of entries and slots
+        size_t n_bytes_limit       = 0; // 0 means: no limit
+        size_t n_bytes_entries     = 0; // bytes of the entries, without their checkpoints
+        size_t n_bytes_checkpoints = 0; // bytes of the checkpoints of entries and slots
         size_t n_bytes_paused      = 0;
         size_t n_bytes_disk        = 0;
-        size_t n_bytes_disk_limit  = 0; // 0: no limit, or no disk
+        size_t n_bytes_disk_limit  = 0; // 0 means: no limit, or no store
 
         size_t n_entries      = 0;
         size_t n_entries_disk = 0;
 
         uint64_t n_hits         = 0; // tasks that continued from an entry or from the cells of another slot
-        uint64_t n_misses       = 0; // tasks that found no usable state, also not in their slot
-        uint64_t n_tokens_saved = 0; // tokens that the hits did not compute
+        uint64_t n_misses       = 0; // tasks that found no usable state, not even in their own slot
+        uint64_t n_tokens_saved = 0; // tokens that need not be computed because of the hits
 
-        // the same for the store. its hits and saved tokens are also part of those above
+        // the same numbers for the store. The hits and the saved tokens of the store are also counted in the numbers above
         uint64_t n_hits_disk         = 0;
         uint64_t n_misses_disk       = 0;
         uint64_t n_tokens_saved_disk = 0;
@@ -54,58 +58,66 @@ public:
         std::vector<size_t> n_bytes_paused_by_slot;
     };
 
-    // restore the cells of a slot with read(), and free memory for that. return false if there was no place
+    // a function that calls read() to restore the cells of a slot, and frees memory of other owners until read() succeeds
+    // It returns false if read() failed although nothing more could be freed.
     using read_back_t = std::function<bool(server_slot_view & slot, const std::function<bool()> & read)>;
 
     server_conversations(const common_params & params, const server_contexts & ctxs, server_slots & slots);
 
     void set_read_back(read_back_t fn) { read_back = std::move(fn); }
 
-    // store: receives the entries that RAM drops, and is a source of load(). may be null
+    // set the store, which receives the entries that are dropped from RAM, and which load() searches. null means: no store
     void set_store(server_conversation_store * store) { this->store = store; }
 
-    // called by load_model(), also when the server wakes up: apply --cache-ram. entries from before the sleep stay
+    // apply --cache-ram. load_model() calls this function, also when the server wakes up. Entries from before the sleep stay
     void init();
 
-    // restore the longest usable state to the slot that was chosen for a task
-    // lora: adapters of the task
+    // copy the longest usable state into the cells of the slot that was chosen for a task
+    // lora: LoRA adapters of the task
     void load(int id_slot, const server_task & task, const std::vector<common_adapter_lora_info> & lora);
 
-    // copy the conversation of a slot that is about to lose its cells. return false if it has no entry after that
-    // may_drop: drop other entries if the limit demands it
+    // copy the conversation of a slot that is about to lose its cells
+    // may_drop: other entries may be dropped to stay within the limit
+    // return true if the conversation now has an entry, or is in the store
     bool save(server_slot_view & slot, bool may_drop = true);
 
-    // --cache-idle-slots: copy the conversations of idle slots as long as RAM has room. free their cells if other slots can use them
+    // copy the conversations of idle slots while RAM has room (--cache-idle-slots)
+    // With a unified cache, also free the cells of these slots, because other slots can use them.
     void save_idle();
 
-    // copy the conversations of all slots, and clear the slots, before their contexts are freed. the entries stay
+    // copy the conversations of all slots, and clear the slots. The entries stay
+    // Call this function before the contexts of the slots are freed.
     void sleep();
 
-    // offer the conversations of all slots, and all entries, to the store, the last used ones first
-    // call before the process ends
+    // offer the conversations of all slots, and then all entries, to the store, the most recently used ones first
+    // Call this function before the process ends.
     void save_to_store();
 
-    // return false without --cache-ram, or while RAM is short
+    // return false if conversations cannot be saved, because of --cache-ram 0 or a shortage of RAM
     bool can_save() const { return is_enabled && !is_ram_short; }
 
-    // make room for n_bytes of a paused request. return false if they do not fit. call only if can_save()
+    // make room for n_bytes of a paused request. return false if they do not fit
+    // Call this function only if can_save() is true.
     bool reserve(size_t n_bytes);
 
-    // make room for the next checkpoint of a slot, whose older checkpoints are dropped if nothing else helps
-    // return false if the limit is too small for the checkpoint
+    // make room for the next checkpoint of a slot
+    // If nothing else can be dropped, older checkpoints of the slot are dropped.
+    // return false if the limit is too small for the new checkpoint
     bool reserve_checkpoint(int id_slot);
 
-    // drop what exceeds the limit, as checkpoints were copied between slots or read from a file
+    // drop entries and checkpoints until the limit is kept
+    // Call this function after checkpoints were copied between slots or read from a file.
     void trim();
 
-    // a batch found no place for n cells: find out whether RAM is short, and drop the oldest entry then
-    // return false if nothing was dropped
+    // find out whether a batch failed because RAM is short. If so, drop the oldest entry
+    // n: number of cells that the batch needs
+    // return false if no entry was dropped
     bool drop_if_short(int32_t n);
 
-    // drop the draft's part of all entries, because the draft was unloaded
+    // drop the states of the draft model from all entries and their checkpoints, because the draft model was unloaded
     void drop_drafts();
 
-    // end the shortage of RAM: memory may have been freed since
+    // end the state "RAM is short", because memory may have been freed
     void end_shortage() { is_ram_short = false; }
 
     usage get_usage() const;
@@ -113,7 +125,7 @@ public:
 private:
     using entries_t = std::list<server_conversation>;
 
-    // a state that a slot could receive
+    // a state that a slot can continue from. Exactly one of entry, slot and stored is set
     struct source {
         int32_t n_usable = 0;
         int32_t n_tokens = 0;
@@ -122,76 +134,82 @@ private:
         server_slot_view                 * slot  = nullptr;
         server_conversation_store::found   stored;
 
-        std::shared_ptr<const server_conversation> read; // the conversation of `stored`
+        std::shared_ptr<const server_conversation> read; // the conversation that was read from the store
 
         bool is_stored() const { return stored.n_usable > 0; }
     };
 
     enum restore_result {
         RESTORED,
-        NO_PLACE,   // the slot has no cells now
-        UNREADABLE, // no search finds this source again
+        NO_PLACE,   // the state does not fit. The slot has no cells after that
+        UNREADABLE, // the state can never be restored, and find() does not return it again
     };
 
-    // fewer tokens are not worth a copy of the state that has them
+    // minimum number of tokens for which a copy of a state is worth its cost
     static constexpr int32_t N_LEAST = 16;
 
-    // return the conversation of a slot, null if it cannot be read or there is no memory
+    // return a copy of the conversation of a slot
+    // The result is null if the state cannot be read, or if there is no memory for the copy.
     std::unique_ptr<server_conversation> copy(server_slot_view & slot);
 
-    // offer the conversation of a slot to the store, because RAM has no room for it. return false if there is none
+    // offer the conversation of a slot to the store, because RAM has no room for it
+    // return false if nothing was offered
     bool save_to_store(server_slot_view & slot);
 
-    // return the entry that save() found or made, null if there is none
+    // return the entry that contains the conversation of a slot. Create the entry if none exists
+    // may_drop: other entries may be dropped to stay within the limit
+    // The result is null if the conversation has no entry.
     server_conversation * save_entry(server_slot_view & slot, bool may_drop);
 
-    // return true if the slot has cells of a conversation
+    // return true if the cells of the slot contain a conversation that is not lost
     bool has_conversation(const server_slot_view & slot) const;
 
-    // return the bytes that copy() needs, 0 if the slot cannot be copied
+    // return the number of bytes that copy() would need. 0 means: the slot cannot be copied
     size_t n_bytes_copy(const server_slot_view & slot) const;
 
-    // return the tokens of a task that need not be computed with the cells of a slot
+    // return the number of tokens of a prompt that need not be computed if it continues from the cells of the slot
     int32_t n_usable(const server_slot_view & slot, const server_conversation_query & query) const;
 
-    // return true if all tokens of one prompt are the first ones of another, computed with the same adapters
+    // return true if `prompt` begins with all tokens of `start`, computed with the same LoRA adapters
     bool is_start_of(const server_prompt & start, const server_prompt & prompt) const;
 
-    // return the source with the most usable tokens, n_usable 0 if none is worth a copy
+    // return the source with the most usable tokens. n_usable is 0 if no source is worth a copy
     // n_own:        number of usable tokens in the slot's own cells
-    // n_tokens_max: number of tokens that a source may have
+    // n_tokens_max: maximum number of tokens of a source
     source find(const server_conversation_query & query, const server_slot_view & slot, int32_t n_own, int32_t n_tokens_max);
 
-    // replace the cells of a slot by a source
+    // replace the cells of a slot by the state of a source
     restore_result restore(server_slot_view & slot, const source & source);
     restore_result restore(server_slot_view & slot, const server_conversation & from);
 
-    // write the bytes of a conversation into the cells. return false without place
-    // is_invalid: set if the state can never be restored
+    // write the state of a conversation into the cells of a slot. return false if the state does not fit or is invalid
+    // is_invalid: is set to true if the state can never be restored
     bool write(server_slot_view & slot, const server_conversation & from, bool & is_invalid);
 
-    // return the bytes that the limit counts
+    // return the number of bytes that the limit applies to
     size_t n_bytes() const;
 
-    // return the same without the entries
+    // return the part of n_bytes() that belongs to the slots, not to the entries
     size_t n_bytes_of_slots() const;
 
-    // return true if the limit allows more bytes
+    // return true if n_bytes_more bytes can be added without exceeding the limit
     bool fits(size_t n_bytes_more) const;
 
-    // free memory until the limit allows more bytes. return false if it cannot allow them
+    // drop entries and checkpoints until n_bytes_more bytes can be added without exceeding the limit
+    // return false if that is not possible
     bool make_room(size_t n_bytes_more);
 
-    // free the least valuable part. return false if there is none
+    // drop the least valuable entry or checkpoint. return false if nothing can be dropped
     bool drop_one();
 
     // drop the least recently used entry. return false if there is none
     bool drop_oldest();
 
-    // drop the oldest checkpoint that is not worth much. return false if there is none
+    // drop the oldest checkpoint of a prompt, except those of server_checkpoints_to_keep()
+    // return false if there is no such checkpoint
     static bool thin_out(server_prompt & prompt);
 
-    // return true if the caches of the contexts are in RAM as well
+    // return true if the KV caches of the contexts are in RAM and compete with the entries for memory
     bool is_cache_in_ram() const;
 
     const common_params   & params;
@@ -202,13 +220,13 @@ private:
     server_conversation_store * store = nullptr;
 
     entries_t                   entries;
-    const server_conversation * in_use = nullptr; // must not be dropped at the moment
+    const server_conversation * in_use = nullptr; // this conversation must not be dropped while it is being restored
 
-    int id_losing = -1; // slot whose cells are about to be lost
+    int id_losing = -1; // slot whose cells are about to be lost. -1 means: none
 
     bool   is_enabled    = false;
-    bool   is_ram_short  = false; // while room is made for a batch
-    size_t n_bytes_limit = 0;     // 0: no limit
+    bool   is_ram_short  = false; // RAM is short, and room is being made for a batch
+    size_t n_bytes_limit = 0;     // 0 means: no limit
 
     uint64_t n_hits         = 0;
     uint64_t n_misses       = 0;
