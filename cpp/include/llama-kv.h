@@ -8,14 +8,14 @@
 extern "C" {
 #endif
 
-    // memory of the KV cells and the recurrent states of a context
+    // Memory of the KV cells and the recurrent states of a context
     struct llama_memory_usage {
-        size_t   reserved;       // bytes at full size: the size of the cache without kv_dynamic
-        size_t   committed;      // bytes with memory
-        size_t   used;           // bytes of the cells with a token
+        size_t   reserved;       // bytes at full size, which is the size of the cache without kv_dynamic
+        size_t   committed;      // bytes that are allocated
+        size_t   used;           // bytes of the cells that hold a token
         uint32_t n_cells;        // cells with memory, over all streams of the largest KV cache
         uint32_t n_cells_max;    // cells at full size
-        uint32_t n_cells_used;   // cells with a token
+        uint32_t n_cells_used;   // cells that hold a token
         uint32_t n_grow;         // number of growths
         uint32_t n_shrink;       // number of times that memory was freed
         size_t   n_bytes_copied; // bytes that growths and shrinks copied
@@ -23,33 +23,34 @@ extern "C" {
         int64_t  t_grow_max_us;  // duration of the longest growth
         uint32_t n_retype;       // number of changes of type
         int64_t  t_retype_us;    // duration of all changes of type
-        uint32_t n_no_memory;    // failed allocations for cells, including those of a state
+        uint32_t n_no_memory;    // failed allocations for cells, including cells of a state that is restored
     };
 
-    // Works with and without kv_dynamic
+    // Return the memory of the context. Works with and without kv_dynamic
     // All members are 0 if the small host memory for counting cannot be allocated
     LLAMA_API struct llama_memory_usage llama_get_memory_usage(const struct llama_context * ctx);
 
-    // cells with a token of a sequence
+    // Cells that hold a token of one sequence
     struct llama_seq_cells {
         uint32_t n_cells;
-        uint32_t n_shared; // of these: with other sequences
-        uint32_t n_runs;   // runs of adjacent cells
+        uint32_t n_shared; // cells that also belong to other sequences
+        uint32_t n_runs;   // number of runs of adjacent cells
     };
 
-    // memory that one sequence of a context uses
+    // Memory that one sequence of a context uses
     struct llama_seq_usage {
-        // the sum over all sequences of the context equals llama_memory_usage::used. the bytes of a shared cell are divided among its
-        // sequences, and the sequences with the smallest ids get one byte of the remainder each. recurrent states have the same size for
-        // each sequence, also for an empty one
+        // bytes of the sequence. The sum over all sequences of the context equals llama_memory_usage::used
+        // The bytes of a shared cell are divided among its sequences. The sequences with the smallest ids get one byte of the
+        // remainder each
+        // Recurrent states have the same size for each sequence, even for an empty one
         size_t bytes;
-        size_t bytes_window; // of these: in caches with a window (SWA)
+        size_t bytes_window; // the part of `bytes` that belongs to caches with a window (SWA)
 
-        struct llama_seq_cells cells;  // of the largest KV cache without a window
-        struct llama_seq_cells window; // of the largest one with a window
+        struct llama_seq_cells cells;  // cells in the largest KV cache without a window
+        struct llama_seq_cells window; // cells in the largest KV cache with a window
     };
 
-    // Reads every cell on each call and keeps no counters. Works with and without kv_dynamic
+    // Return the memory of one sequence. Reads every cell on each call and keeps no counters. Works with and without kv_dynamic
     // All members are 0 if the small host memory for counting cannot be allocated
     // Not thread-safe, as llama_decode()
     LLAMA_API struct llama_seq_usage llama_memory_seq_usage(const struct llama_context * ctx, llama_seq_id seq_id);
@@ -58,7 +59,7 @@ extern "C" {
 }
 #endif
 
-// the interfaces of other layers, as far as this tree has them
+// The interfaces of other layers, if this tree contains them
 #if __has_include("llama-kv-types.h")
 #    include "llama-kv-types.h"
 #endif

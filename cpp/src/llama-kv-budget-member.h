@@ -1,17 +1,23 @@
 #pragma once
 
-// The share of one llama_context in a llama_memory_budget, and the types that its cells step down through to stay within it
+// The share of one llama_context in a llama_memory_budget, and the types that its cells step down through to stay within the budget
 //
-// Before a growth, the member compares the budget with the new size of the caches, the other contexts and the growth of the compute
-// buffers: first for the rows that the growth policy wants, then for the rows that the batch needs. If even these do not fit, or if an
-// allocation fails, the cells change directly to the first type that fits. They skip the types between, since each change costs
-// precision. If no type fits, nothing changes, and the batch fails as in a full cache.
+// A growth is allowed if its new memory fits into the budget, next to the other contexts and to the growth of the compute
+// buffers. The member checks this first for the rows that the growth policy wants. If they do not fit, it checks the rows that
+// the batch needs.
 //
-// The member counts the committed bytes after a growth. During a growth by copy, a layer can exist twice.
+// If these rows do not fit either, or if an allocation fails, the cells change to the first type of the budget with which they
+// fit. They change to this type directly, because each change costs precision. If they fit with no type, nothing changes, and the
+// batch fails as in a full cache.
 //
-// Other objects, for example weights that are loaded and freed, can use a part of the budget. The cells make room for them at once.
+// The member counts the committed bytes after a growth. The peak during a growth by copy is not counted: one layer can then exist
+// twice.
 //
-// When no cell of a context is in use, the context returns to its first types, at no cost.
+// Objects other than caches can use a part of the budget, for example weights that are loaded and freed. When they need more, the
+// cells change to smaller types at once.
+//
+// When no cell of a context is in use, the context returns to its first types. This costs nothing, because there is nothing to
+// convert.
 
 #include "llama-kv-limit.h"
 
@@ -28,11 +34,12 @@ public:
     explicit llama_kv_budget_member(llama_kv_dynamic & dyn) : dyn(dyn) {}
     ~llama_kv_budget_member() override;
 
-    // join a budget, which has to outlive this. null: no limit
-    // returns whether there is one
+    // put the context under a budget, which must outlive this object. null: remove the limit
+    // returns whether the context has a budget after the call
     bool join(llama_memory_budget * budget);
 
-    // make room after a change of the bytes that other objects use. returns false if there is no room
+    // change to smaller types until the budget is kept, after other objects have taken a part of it. returns false if no type is
+    // small enough
     bool make_room();
 
     void begin_account() override;
@@ -47,38 +54,39 @@ public:
 
     bool has_budget() const { return budget != nullptr; }
 
-    // bytes above the budget: now, and with the cells in these types
+    // return the bytes by which the caches exceed the budget: with their current types, and with these types
     size_t n_bytes_above() const;
     size_t n_bytes_above_in(ggml_type type_k, ggml_type type_v) const;
 
-    // the types of now are wanted: nothing to step up to
+    // forget the types to step up to, because the caller has chosen the current types
     void forget_first_types();
 
 private:
-    // bytes of the caches, and with the rows that were requested in these types
+    // return the bytes of all caches of the context
     size_t n_bytes_caches() const;
     size_t n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const;
 
-    size_t n_bytes_grown() const; // by the compute buffers
+    size_t n_bytes_grown() const; // return the bytes by which the compute buffers have grown
 
-    // if the caches took that many bytes
+    // return by how much the budget would be exceeded, and whether it would be kept, if the caches had this many bytes
     size_t n_bytes_above_with(size_t n_bytes_caches) const;
     bool   is_within         (size_t n_bytes_caches) const;
 
-    // change to the next types with which the caches fit. returns false if there are none
-    // is_full: the caches exceed the budget already
+    // change to the next types with which the caches fit. returns false if the caches fit with no types
+    // is_full: the caches exceed the budget already, so that a change is needed even without a growth
     bool step_down(bool is_full);
 
     llama_kv_dynamic & dyn;
 
     llama_memory_budget * budget = nullptr;
 
-    size_t n_bytes_accounted        = 0; // of the budget
-    size_t n_bytes_accounted_caches = 0; // of these, without compute buffers
-    std::optional<size_t> n_bytes_compute_start; // of the compute buffers, before a cache has grown
+    size_t n_bytes_accounted        = 0; // bytes of this context that are counted in budget->usage.committed
+    size_t n_bytes_accounted_caches = 0; // the part of n_bytes_accounted that belongs to caches, not to compute buffers
+    std::optional<size_t> n_bytes_compute_start; // bytes of the compute buffers before any cache has grown
 
-    std::pair<ggml_type, ggml_type> types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT }; // to step up to
+    // types to step up to. GGML_TYPE_COUNT: the context has not stepped down
+    std::pair<ggml_type, ggml_type> types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT };
 };
 
-// have the caches of a context change their types, and its budget. when the context is made
+// enable changes of type and budgets for a new context
 void llama_kv_types_init(llama_kv_dynamic & dyn);

@@ -2,8 +2,9 @@
 
 // Pending stream copies and K-shifts of one llama_kv_cache (--kv-dynamic), see llama-kv-copies.h
 //
-// The copies are made in their order. A copy without memory is late: it stays pending, together with all copies after it, which may
-// read its result, and with the K-shift after them.
+// The copies are made in the order in which they were requested. A copy that finds no memory is late, which means that it stays
+// pending. All copies after it also stay pending, because they may read its result. The K-shift also waits, because it must
+// follow the copies.
 
 #include "llama-kv-cache.h"
 
@@ -18,9 +19,9 @@ class llama_kv_dynamic_cache;
 
 class llama_kv_cache_copies {
 public:
-    using row_range = std::pair<int64_t, int64_t>; // first row, number of rows, over all streams
+    using row_range = std::pair<int64_t, int64_t>; // first row, number of rows. rows are numbered over all streams
 
-    // pending: the copies of the cache that are not done yet
+    // pending: stream copies of the cache that are not done yet
     llama_kv_cache_copies(
             llama_kv_dynamic_cache & cache, llama_kv_cache & kv, const llama_hparams & hparams,
             llama_kv_cache::stream_copy_info & pending, const llama_kv_cells_vec & v_cells, const std::vector<uint32_t> & seq_to_stream) :
@@ -30,33 +31,36 @@ public:
     // copies of streams
     //
 
-    // begin to make the pending copies. a copy without memory becomes pending again, one by one, in space that exists already
+    // start making the pending copies, and empty the list of pending copies
+    // A copy that finds no memory is added to the list again. The list needs no new memory for that.
     void begin();
 
-    // copy a stream. returns false if the caller must copy it as in a static cache
+    // copy a stream. returns false if the caller must copy the stream as in a static cache
     bool copy_stream(uint32_t ssrc, uint32_t sdst);
 
-    // the copies are done, as far as there was memory. returns false when one is late
+    // finish making the pending copies. returns false if a copy is late
     bool end();
 
-    // drop the late copies whose cells were freed meanwhile
+    // drop late copies whose cells were freed after the copy was requested
     void drop_late();
 
-    // check whether a copy is late. then no batch may run, and no K-shift, which must follow the copy
+    // check whether a copy is late. Until it is done, no batch may run, and no K-shift, because both need its result
     bool is_late() const { return has_late && !pending.empty(); }
 
-    // check whether a late copy reads or writes one of these streams, or a K-shift must follow it
+    // check whether a state of these streams must wait: a late copy reads or writes one of them, or a K-shift must follow a late
+    // copy
     bool is_late_in(const std::vector<llama_seq_id> & strm) const;
 
-    // check whether a copy to the stream of the sequence, or to any (-1), is pending, also if it only waits for the next batch
+    // check whether a copy to the stream of this sequence is pending, even if it only waits for the next batch. -1: to any stream
     bool has_copy(llama_seq_id seq_id) const;
 
-    // have the stream of the sequence cleared after a late copy that reads it. returns false if there is none
+    // if a late copy reads the stream of this sequence, clear the stream after the copy instead of now. returns false if no late
+    // copy reads it
     bool clear_later(llama_seq_id seq_id);
 
     bool is_empty() const { return pending.empty(); }
 
-    // f(source, destination) of each pending copy, the last one first
+    // call f(source, destination) for each pending copy, beginning with the last one
     template <typename F>
     void each_reversed(F && f) const {
         for (size_t i = pending.ssrc.size(); i-- > 0; ) {
@@ -68,21 +72,23 @@ public:
     // K-shift over the existing rows: one graph for each range of rows
     //
 
-    // check whether a shift of the sequence, or of any (-1), is pending
+    // check whether a K-shift of this sequence is pending. -1: of any sequence
     bool has_shift(llama_seq_id seq_id = -1) const;
 
-    // return the ranges, the largest first: if there is no memory for a graph, then for the first one, and nothing was shifted
+    // return the ranges of rows to shift, the largest first
+    // The largest range needs the most memory for its graph. So if memory is missing, it is missing for the first range, when
+    // nothing is shifted yet.
     std::vector<row_range> shift_ranges() const;
 
     void begin_shift(ggml_backend_sched_t sched, const row_range & rows);
 
-    // there was no memory for the graph
+    // note that the shift must wait, because there was no memory for its graph
     void set_late_shift();
 
-    // the range that is being shifted
+    // return the range that is being shifted
     row_range shifted() const { return range; }
 
-    // set the shift of a row in the input of the graph
+    // set the shift of row i_row in the input of the graph, if the row is in the range that is being shifted
     void set_shift(int32_t * data, int64_t i_row, int32_t shift) const;
 
 private:

@@ -1,10 +1,10 @@
 #pragma once
 
-// The types of the cells of one llama_kv_cache, and the basis that K and V are stored in. They change with llama_kv_retype
+// The types of the cells of one llama_kv_cache, and the basis in which K and V are stored. llama_kv_retype changes the types
 //
-// For quantized types, most graphs rotate K and V before they are written and after they are read (the flags n_rot_k and n_rot_v of
-// llama_kv_cache). Some graphs never do, and the flags do not show this. So a graph is built with all flags set, and a cache counts as
-// rotated if the graph uses the matrix.
+// For quantized types, most graphs rotate K and V before they write them, and rotate them back after reading. llama_kv_cache has
+// the flags n_rot_k and n_rot_v for that. But some graphs never rotate, and the flags do not show this. So this class builds a
+// graph with all flags set, and counts a cache as rotated only if the graph uses the rotation matrix.
 
 #include "llama-kv-foreign-state.h"
 #include "llama-kv-storage.h"
@@ -25,18 +25,19 @@ struct llama_hparams;
 
 class llama_kv_cell_types {
 public:
-    // the rotation that llama_kv_cache has for its types
+    // references to the rotation of llama_kv_cache, which depends on its types
     struct rotation {
-        uint32_t & n_rot_k; // the size of the blocks of a row that are rotated. 0: none
+        uint32_t & n_rot_k; // number of elements of a block of a row that is rotated. 0: no rotation
         uint32_t & n_rot_v;
 
-        const std::unordered_map<int64_t, std::vector<float>> & matrices; // by the size of a block
+        const std::unordered_map<int64_t, std::vector<float>> & matrices; // rotation matrices, by the number of elements of a block
 
-        // for other types. force: also where LLAMA_ATTN_ROT_DISABLE is set
+        // set the rotation for other types
+        // force: also if LLAMA_ATTN_ROT_DISABLE is set
         std::function<void(ggml_type, ggml_type, bool force)> init;
     };
 
-    // for a cache, when all of its layers are there
+    // create the object for a cache that has all of its layers
     llama_kv_cell_types(llama_kv_dynamic_cache & cache, const llama_hparams & hparams, bool v_trans, rotation rot);
 
     //
@@ -46,7 +47,7 @@ public:
     // return LLAMA_MEMORY_TYPE_OK, or the error if the head sizes forbid the types
     int32_t check_types(ggml_type type_k, ggml_type type_v) const;
 
-    // check whether a device writes such cells where they are
+    // check whether a device can write cells of these types in the memory where the cells are
     // throws std::bad_alloc
     bool can_write(ggml_backend_sched_t sched, ggml_type type_k, ggml_type type_v) const;
 
@@ -54,33 +55,35 @@ public:
     // throws std::bad_alloc
     std::unordered_set<const ggml_tensor *> read_elsewhere(ggml_cgraph * gf) const;
 
-    // check whether attention makes a transposed copy of V. such attention is never flash attention, whatever the context's flag (T5)
+    // check whether attention makes a transposed copy of V. Such attention never uses flash attention, even if the context's flag
+    // is set. The model T5 has such attention
     bool transposes_v(ggml_cgraph * gf) const;
 
     //
     // the basis
     //
 
-    // called before a K-shift, whose graph depends on is_rotated()
+    // find out whether K is rotated. Call this before a K-shift, because the graph of the shift depends on is_rotated()
     void prepare_shift();
 
-    // K is stored in a rotated basis where its type wants it
+    // check whether K is stored in a rotated basis now
     bool is_rotated() const { return is_rotated_k && rot.n_rot_k > 0; }
 
-    // called when an input is built: the graph rotates with t. null: it does not
+    // remember the rotation matrix that a graph uses as an input. null: the graph does not rotate
     void note_rot_k(ggml_tensor * t) { noted_rot_k = t; }
     void note_rot_v(ggml_tensor * t) { noted_rot_v = t; }
 
-    // have the graphs rotate if they can, and see which do
+    // find out which graphs rotate: set all flags, so that the next graph rotates if it can
+    // After the graph is built, end_find_rotation() looks for the rotation matrix in it, and sets the flags back.
     void begin_find_rotation();
-    void end_find_rotation(ggml_backend_sched_t sched); // null: there is no graph
+    void end_find_rotation(ggml_backend_sched_t sched); // null: no graph was built
 
-    // the size of the rotated blocks: of now, and of other types if graphs rotate
-    // force: also where LLAMA_ATTN_ROT_DISABLE is set
+    // return the number of elements of a rotated block: for the current types, and for other types
+    // force: also if LLAMA_ATTN_ROT_DISABLE is set
     uint32_t n_rot(bool is_v) const { return is_v ? rot.n_rot_v : rot.n_rot_k; }
     uint32_t wanted_rot(bool is_v, ggml_type type_k, ggml_type type_v, bool force = false);
 
-    // return the size of the rotation that leads from blocks of this size to the current blocks
+    // return the block size of the rotation that converts rows from the block size `from` to the current basis. 0: no rotation
     uint32_t rotation_to_now(bool is_v, uint32_t from) const;
 
     const float * rot_matrix(uint32_t n) const { return n > 0 ? rot.matrices.at(n).data() : nullptr; }
@@ -89,13 +92,14 @@ public:
     // the change
     //
 
-    // set the types of the tensors and the rotation of the graphs without touching the data
+    // set the types of the tensors and the rotation of the graphs without converting the data
     void pretend_types(ggml_type type_k, ggml_type type_v);
 
-    // have compute buffers for the change, and the memory of llama_kv_storage::prepare_types(). returns false when there is none
+    // allocate the memory for a change of types. returns false if there is not enough memory
+    // This includes the compute buffers of the conversion and llama_kv_storage::prepare_types().
     bool prepare_types(llama_kv_converter & converter, ggml_type type_k, ggml_type type_v);
 
-    // convert the cells
+    // convert the cells to the types that prepare_types() was called with
     void set_types(llama_kv_converter & converter, ggml_type type_k, ggml_type type_v);
 
     llama_kv_foreign_state foreign;
@@ -111,27 +115,28 @@ public:
 private:
     // a change of types, from prepare_types() to set_types()
     struct change {
-        uint32_t n_rot_k; // the size of the blocks to rotate
+        uint32_t n_rot_k; // block size of the rotation that the change applies to K. 0: no rotation
         uint32_t n_rot_v;
     };
 
-    // return the block size of the rotation that converts rows from one block size of rotation to another (0: not rotated). it is 0 if
-    // they are equal. a model has one block size for all rotated types, so both are equal or one of them is 0
+    // return the block size of the rotation that converts rows from one basis to another. 0: no rotation
+    // from, to: block sizes of the rotation in the old and the new basis. 0: the basis is not rotated
+    // A model has one block size for all rotated types. So from and to are equal, or one of them is 0.
     static uint32_t rotation_delta(uint32_t from, uint32_t to);
 
-    // have the rotation of these types
-    // force: also where LLAMA_ATTN_ROT_DISABLE is set
-    // throws std::bad_alloc, and nothing has changed then
+    // set the rotation for these types
+    // force: also if LLAMA_ATTN_ROT_DISABLE is set
+    // throws std::bad_alloc if there is no memory for a matrix. nothing has changed then
     void init_rot(ggml_type type_k, ggml_type type_v, bool force = false);
 
-    // return the size of the rotated blocks that types want: of K and V
+    // return the block sizes of the rotation of K and of V for these types
     std::pair<uint32_t, uint32_t> wanted_rots(ggml_type type_k, ggml_type type_v, bool force = false);
 
     rotation rot;
 
     change next = { 0, 0 };
 
-    bool is_rotated_k = false; // by the graphs, where the types want it
+    bool is_rotated_k = false; // the graphs rotate K if its type requires that
     bool is_rotated_v = false;
 
     ggml_tensor * noted_rot_k = nullptr;

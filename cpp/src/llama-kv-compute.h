@@ -2,12 +2,12 @@
 
 // Compute buffers of one llama_context, which follow its KV caches (--kv-dynamic)
 //
-// A graph over larger caches needs larger compute buffers. The scheduler of the context has them: a reservation that finds no
-// memory costs the scheduler the buffers that it had, and the context needs a new scheduler.
+// A graph over larger caches needs larger compute buffers. The scheduler of the context owns the compute buffers. If it finds no
+// memory for larger ones, it also loses the existing ones, and the context needs a new scheduler.
 //
-// Compute buffers keep the size that they have grown to.
+// Compute buffers never shrink by themselves.
 //
-// This class is the friend of llama_context: the other classes of the dynamic KV cache reach the context through it.
+// This class is a friend of llama_context. The other classes of the dynamic KV cache access the context through this class.
 
 #include "ggml-backend.h"
 
@@ -22,41 +22,44 @@ public:
     llama_kv_compute(const llama_kv_compute &) = delete;
     llama_kv_compute & operator=(const llama_kv_compute &) = delete;
 
-    // the context trains: its scheduler and its types stay
+    // check whether the context trains. Then its scheduler and its types must not change
     bool is_training() const;
 
     ggml_abort_callback abort_callback()      const;
     void *              abort_callback_data() const;
 
     // wait for the graphs of this context that may use the storage
-    // not llama_context::synchronize(), which would count the tokens of the batch that is being prepared as evaluated
+    // This is not llama_context::synchronize(), which would count the tokens of the batch that is being prepared as evaluated.
     void synchronize() const;
 
-    // build the graph for the worst case, with its compute buffers or only split over the backends. null: no memory
+    // build the graph for the largest batch, and split it over the backends. null: there is no memory
+    // split_only: do not allocate compute buffers for the graph
     ggml_cgraph * build_graph(bool split_only);
 
-    // drop all graphs that were built so far: none of them may run again
+    // drop all graphs that were built so far, so that none of them runs again
     void drop_graphs();
 
-    // check whether the caches have outgrown the compute buffers
+    // check whether the compute buffers must grow, because the caches have grown
     bool is_too_small() const { return too_small; }
     void set_too_small(bool val) { too_small = val; }
 
-    // the scheduler has lost its compute buffers
+    // check whether the scheduler has lost its compute buffers, because it found no memory for larger ones
     bool is_lost() const { return lost; }
     void set_lost() { lost = true; }
 
-    // reserve compute buffers for the caches as they are. returns false when there is no memory
+    // reserve compute buffers for the current caches. returns false if there is no memory
     bool reserve_graph();
 
-    // the same if they are too small
-    // last: if need be from scratch, and without pipeline parallelism
+    // reserve compute buffers for the current caches, if they are too small
+    // last: the last attempt. If reserving fails, reserve everything again from the start, without pipeline parallelism
+    // returns false if there is no memory
     bool reserve(bool last);
 
-    // replace the scheduler by one without compute buffers. not while the context trains, which keeps the scheduler
+    // replace the scheduler by one without compute buffers. Do not call this while the context trains, which keeps the scheduler
     void create_sched();
 
-    // the same, and reserve compute buffers for the current caches if there is memory. otherwise, each graph allocates its own
+    // replace the scheduler, and reserve compute buffers for the current caches
+    // If there is no memory for that, each graph allocates its own compute buffers.
     void reset_sched();
 
     // bytes of the compute buffers

@@ -2,9 +2,11 @@
 
 // Pending stream copies and K-shifts of all caches of one llama_context (--kv-dynamic)
 //
-// llama_memory_seq_cp() between streams, and llama_memory_seq_add(), are done before the next batch. In place they can need memory.
-// A copy or a shift that finds none is late: it waits for the next batch, which does not run before it is done. The part of
-// one cache is llama_kv_cache_copies.
+// llama_memory_seq_cp() between streams, and llama_memory_seq_add(), only note what to do. The copies and shifts are made before
+// the next batch. With storage in place, they can need memory. A copy or a shift that finds no memory is late: it stays pending,
+// and no batch runs before it is done.
+//
+// llama_kv_cache_copies does this work for one cache.
 
 #include "llama.h"
 
@@ -14,28 +16,30 @@ class llama_kv_copies {
 public:
     explicit llama_kv_copies(llama_kv_dynamic & dyn) : dyn(dyn) {}
 
-    // make the pending copies and shifts
+    // make the pending copies and shifts, as far as there is memory
     void update();
 
-    // do the late copies, in smaller types if the limit has any. returns false when there is still no memory for them
+    // make the late copies. If memory is missing, first change the cells to smaller types, if the limit allows that
+    // returns false if there is still no memory for a copy
     bool finish_copies();
 
-    // do the late copies and shifts, before a batch is placed: to undo the placement would lose a shift that waits after a copy
+    // make the late copies and shifts before the cells of a batch are chosen
+    // Later would be too late: undoing the choice of the cells would lose a shift that waits for a copy.
     // throws std::bad_alloc
     bool finish_update();
 
-    // a shift is about to run, of any cache
+    // note that a K-shift of one of the caches is about to run
     void begin_shift();
 
-    // the shift found no memory for its graph
+    // note that a K-shift must wait, because there was no memory for its graph
     void set_late_shift();
 
-    // check whether a copy, or a late shift, of the sequence or of all (-1) is still to be done
+    // check whether a copy or a late shift of this sequence is still to be done. -1: of any sequence
     bool is_pending(llama_seq_id seq_id) const;
 
 private:
     llama_kv_dynamic & dyn;
 
-    bool has_shifted    = false; // since the last batch
+    bool has_shifted    = false; // a shift has run since the last batch
     bool has_late_shift = false;
 };

@@ -1,8 +1,9 @@
 #pragma once
 
-// Dynamic KV cache (--kv-dynamic): the rows behind the cells of one llama_kv_cache. See llama-kv-dynamic.h
+// Dynamic KV cache (--kv-dynamic): the memory of the cells of one llama_kv_cache. See llama-kv-dynamic.h
 //
-// This class is the friend of llama_kv_cache. It knows the cells, the storage knows the rows. Its parts are classes of their own:
+// This class is a friend of llama_kv_cache and knows its cells. A cell has one row, which is its memory in the K and V tensors.
+// The storage (llama-kv-storage.h) knows which rows exist. The other jobs have classes of their own:
 //
 //   requested rows that the next batch needs
 //   copies    pending copies of streams and K-shifts
@@ -10,7 +11,7 @@
 //   state     rows for saved states
 //   types     types of the cells and their rotation, if the layer `types` is applied
 //
-// All of it runs on the thread that uses the context.
+// All functions run on the thread that uses the context.
 
 #include "llama-kv.h"
 
@@ -34,8 +35,9 @@ class llama_kv_dynamic_cache {
 public:
     using slot_info_vec_t = llama_kv_cache::slot_info_vec_t;
 
-    // for kv, which has its cells
-    // offload: the layers are on the devices of the model
+    // create the object for a cache whose cells exist already
+    // n_max:   cells of a stream
+    // offload: the layers are in the memory of the model's devices, not of the host
     llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_max, bool offload);
     ~llama_kv_dynamic_cache();
 
@@ -49,23 +51,25 @@ public:
     // allocate the tensors of ctx, see llama_kv_storage::alloc()
     ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft);
 
-    // rows of a stream that the tensors have
+    // return the number of rows of a stream in the tensors
     uint32_t n_rows() const { return owner ? owner->n_rows() : rows->n_rows(); }
 
-    // add to a slot the cells that llama_kv_cache::apply_ubatch() purges when it overwrites the slot: cells before the window
+    // add to a slot the cells that llama_kv_cache::apply_ubatch() will purge when it overwrites the slot: cells that have left
+    // the window
     llama_kv_cache::slot_info with_purged(llama_kv_cache::slot_info sinfo) const;
 
-    // request rows for the cells that the batch at hand was given
+    // request rows for the cells that the current batch was assigned
     void request(const slot_info_vec_t & sinfos);
 
-    // clear the cells that an incomplete state has written
+    // clear the cells that an incompletely restored state has written
     void clear_state(llama_seq_id seq_id);
 
-    // clear the stream of a sequence, or all (-1). returns false if the caller must clear it as in a static cache
+    // clear the stream of a sequence. -1: all streams. returns false if the caller must clear as in a static cache
     bool clear(llama_seq_id seq_id = -1);
 
-    // request the rows that another cache of the same shape has requested: the graphs read the number of rows from either cache.
-    // a cache without prepare(), for example the indexer's in a hybrid memory, receives its rows in this way
+    // request the rows that another cache of the same shape has requested
+    // The graphs read the number of rows from either cache, so both need the same rows. A cache for which prepare() is not called
+    // gets its rows only in this way, for example the indexer's cache in a hybrid memory.
     void follow(const llama_kv_dynamic_cache & other);
 
     //
@@ -76,16 +80,16 @@ public:
     // ahead: include the rows that the growth policy allocates in advance
     llama_kv_rows rows_after_growth(bool ahead) const;
 
-    // check whether the policy would allocate more rows than needed
+    // check whether the growth policy would allocate more rows than were requested
     bool is_ahead() const;
 
-    bool grow(bool ahead); // returns false when there is no memory, and nothing has changed
-    void undo_growth();    // the last grow()
-    void commit_growth();  // the last grow() holds
-    void forget();         // the request and the last grow()
+    bool grow(bool ahead); // returns false if there is no memory. nothing has changed then
+    void undo_growth();    // undo the last grow()
+    void commit_growth();  // keep the result of the last grow()
+    void forget();         // forget the request, and that the last grow() can be undone
 
     // free the rows of freed cells, in all caches of a context
-    // throws std::bad_alloc: some rows stay then, but storages by copy still have one size
+    // throws std::bad_alloc. Some rows are not freed then, but all storages by copy still have the same size
     static void release(const std::vector<llama_kv_dynamic_cache *> & caches);
 
     //
@@ -95,19 +99,20 @@ public:
     llama_kv_storage &       storage()       { return *rows; }
     const llama_kv_storage & storage() const { return *rows; }
 
-    // the storage grows
+    // check whether the storage can grow
     bool is_dynamic() const { return rows->can_grow(); }
 
-    // replace a storage in place, in which nothing is stored yet, by one by copy, in all layers
-    // returns false when there is no memory, and the cache cannot be used
+    // replace a storage in place, which holds no data yet, by a storage by copy, in all layers
+    // returns false if there is no memory. the cache cannot be used then
     bool restart_by_copy();
 
-    // check for rows that nothing may read, between two streams and after the last row. such rows must not even be copied together with
-    // their neighbours to another device. call this before the first batch only
+    // check whether there are rows that nothing may read: between two streams, and after the last row
+    // Such rows must not even be copied to another device together with their neighbours. Call this only before the first batch.
     bool has_gaps() const { return by_copy && rows->reads_below(); }
 
-    // check whether a graph, which is split, reads gaps on another device. where the view is over all of the storage whatever
-    // the window is (see kpool_access in llama-memory-hybrid-idx.cpp), also those behind the last row
+    // check whether a graph, after it was split, reads such rows on another device
+    // Some views cover the whole storage, whatever the attention window is (see kpool_access in llama-memory-hybrid-idx.cpp).
+    // They also read the rows after the last one.
     // throws std::bad_alloc
     bool reads_gaps_elsewhere(ggml_cgraph * gf) const;
 
@@ -120,30 +125,30 @@ public:
     // throws std::bad_alloc
     std::vector<llama_kv_storage::layer> layers() const;
 
-    // the cells have types of their own
+    // check whether the cells have types of their own, and do not belong to another context
     bool has_types() const { return !owner && has_layers(); }
 
     std::pair<ggml_type, ggml_type> cell_types() const;
 
-    bool has_cells(uint32_t s) const; // in use, in a stream
+    bool has_cells(uint32_t s) const; // check whether a stream has cells in use
     bool is_window() const { return kv.swa_type != LLAMA_SWA_TYPE_NONE; }
 
-    // rows of each stream that hold something, at most
+    // return for each stream the number of rows up to the last row with data
     std::vector<uint32_t> n_used() const;
 
-    // usage of this cache alone, without the counters
+    // return the usage of this cache alone, without the counters
     llama_memory_usage usage() const;
 
-    // the cells of a sequence. adds its part of the bytes behind them
+    // return the number of cells of a sequence, and add the sequence's part of their bytes to `bytes`
     llama_seq_cells seq_cells(llama_seq_id seq_id, size_t & bytes) const;
 
     //
     // parts
     //
 
-    const std::shared_ptr<llama_kv_dynamic> dyn; // null: of no context
+    const std::shared_ptr<llama_kv_dynamic> dyn; // coordinator of the context. null: the cache belongs to no context
 
-    llama_kv_dynamic_cache * const owner; // of the storage, in another context. null: this one
+    llama_kv_dynamic_cache * const owner; // cache of another context that owns the storage. null: this cache owns it
 
     const uint32_t n_max_cells;
 
@@ -152,20 +157,20 @@ public:
     llama_kv_planned_rows planned;
     llama_kv_state_rows   state;
 
-    std::shared_ptr<llama_kv_cell_types> types; // null: they cannot change
+    std::shared_ptr<llama_kv_cell_types> types; // null: the types cannot change
 
 private:
-    // a growth in progress, for undo_growth()
+    // data for undo_growth()
     struct growth {
         llama_kv_rows         rows;
         std::vector<uint32_t> n_used;
-        size_t                n_bytes_copied; // by the storage, up to then
+        size_t                n_bytes_copied; // bytes that the storage had copied before the growth
     };
 
-    size_t size_cell() const; // bytes behind one cell of one stream
+    size_t size_cell() const; // bytes of the memory of one cell of one stream
 
     bool can_grow() const;
-    std::unique_ptr<llama_kv_storage> create_inplace() const; // null: not possible here, or not wanted
+    std::unique_ptr<llama_kv_storage> create_inplace() const; // null: not possible for this memory, or not wanted
     std::vector<llama_kv_storage::layer> layers_of(ggml_context * ctx) const;
     void set_storage(std::unique_ptr<llama_kv_storage> from);
 
@@ -173,15 +178,16 @@ private:
 
     llama_kv_rows next_rows(bool ahead) const;
     llama_kv_rows rows_after_shrink() const; // existing rows without the rows of freed cells
-    llama_kv_rows used_rows() const;         // n_used(), block by block. not of rows without cells
+    llama_kv_rows used_rows() const;         // rows of cells in use, in whole blocks, without rows that have no cells
 
-    bool same_shape(const llama_kv_dynamic_cache & other) const; // as many cells
+    // check whether the other cache has the same number of cells and streams
+    bool same_shape(const llama_kv_dynamic_cache & other) const;
     bool mirrors   (const llama_kv_dynamic_cache & other) const;
 
-    // by copy: graphs are built over caches of one size, so others of the same cells start so, too
+    // check whether both caches must have storage by copy of one size, because a graph is built over both
     bool has_size_like(const llama_kv_dynamic_cache & other) const;
 
-    // llama_kv_storage::try_resize(), after which graphs and compute buffers follow
+    // call llama_kv_storage::try_resize(), and then drop graphs whose tensors have moved
     bool try_resize(const llama_kv_rows & to, const std::vector<uint32_t> & n_used, bool is_growth);
 
     llama_kv_cache & kv;
@@ -189,10 +195,10 @@ private:
     const bool offload;
 
     std::unique_ptr<llama_kv_storage> rows;
-    std::unique_ptr<llama_kv_storage> by_copy; // while the other one can turn out not to do
+    std::unique_ptr<llama_kv_storage> by_copy; // used if the storage in place turns out to be unusable. null: no longer needed
 
     std::optional<growth> growing;
 
-    // the most cells that had to stay since the last resize, see llama_kv_growth::shrink()
+    // the largest number of rows that had to stay since the last resize, see llama_kv_growth::shrink()
     uint32_t n_peak = 0;
 };

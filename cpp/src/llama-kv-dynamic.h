@@ -1,40 +1,44 @@
 #pragma once
 
-// Dynamic KV cache (--kv-dynamic): the coordinator of one llama_context, which ties the growth of its caches together.
+// Dynamic KV cache (--kv-dynamic): the coordinator of one llama_context. It grows all caches of the context together
 //
-// Every llama_kv_cache keeps its cells (the metadata) at full size from the start, so tokens get the same cells as in a static
-// cache, in every memory class and after any sequence of operations. Only the storage of the cells starts small
-// (llama-kv-storage.h). The remaining task is to create the rows of a cell before the cell is used:
+// Each llama_kv_cache keeps its cells (the metadata) at full size from the start. So a token gets the same cell as in a static
+// cache, with every kind of memory and after any sequence of operations. Only the storage, which is the memory of the cells,
+// starts small (llama-kv-storage.h). A row is the memory of one cell. The remaining task is to allocate the row of a cell before
+// the cell is used:
 //
-//   llama_kv_cache::prepare()      notes the cells that a batch was given              -> llama_kv_dynamic_cache::request()
+//   llama_kv_cache::prepare()      notes the cells that a batch was given                -> llama_kv_dynamic_cache::request()
 //   llama_context::decode()        grows all caches with requests, before the batch runs -> llama_kv_dynamic::grow_batch()
-//   llama_kv_cache::state_read*()  grows its own cache before it reads rows into it    -> llama_kv_state_rows::reserve()
+//   llama_kv_cache::state_read*()  grows its own cache before it reads rows into it      -> llama_kv_state_rows::reserve()
 //
-// A growth changes all caches of the context and its compute buffers, or none. It first allocates as much as the growth policy
-// wants, then only the required rows. Caches of one shape, any of which can set the size of a graph, keep one size.
+// A growth changes all caches of the context and its compute buffers, or nothing. It first tries to allocate the rows that the
+// growth policy wants, and then only the required rows. Caches of the same shape keep the same size, because any of them can
+// determine the size of a graph.
 //
-// A context that reads the storage of another (a draft that shares the cells of its target) follows when it decodes next.
+// A context can read the storage of another context, for example a draft that shares the cells of its target. After a growth,
+// such a context builds new graphs and enlarges its compute buffers when it decodes next.
 //
-// The caches find the llama_kv_dynamic of their context through a scope around llama_model::create_memory(): the
-// alternative, one more constructor argument, would touch all wrappers and all 20 places that create a cache.
+// The caches find the llama_kv_dynamic of their context through a scope around llama_model::create_memory(). The alternative is
+// another constructor argument. It would change all wrappers and all 20 places that create a cache.
 //
 // Memory is freed after llama_memory_seq_rm(), _seq_keep() or _clear() have freed cells, by the rules of llama-kv-growth.h. The
-// caches never free rows themselves, since prepare() removes cells and restores them. A pending copy of a stream may read cells
-// that are free by now: their rows stay. The rows of DSV4 have no cells: only clear() frees them.
+// caches never free rows by themselves, because prepare() removes cells temporarily and restores them. A pending copy of a stream
+// may read cells that are free by now, so the rows of these cells stay. The rows of DSV4 have no cells, and only clear() frees
+// them.
 //
 // The parts are classes of their own:
 //
-//   compute   compute buffers, which follow the caches
+//   compute   compute buffers, whose size follows the caches
 //   copies    pending copies of streams and K-shifts
 //   usage     accounting
-//   lost      sequences whose cells were lost with a device
-//   limit     limit on the memory of the caches: the machine's, or a budget (llama-kv-budget-member.h)
+//   lost      sequences whose cells were lost because a device failed
+//   limit     limit on the memory of the caches: the memory of the machine, or a budget (llama-kv-budget-member.h)
 //   retype    changes of type (llama-kv-retype.h), if the layer `types` is applied
 //
-// Rejected: failing in prepare() and growing in memory_update(true), decode()'s own retry. It allows one retry, and the wrappers log an
-// error although a growth is ordinary.
+// Rejected: failing in prepare() and growing in memory_update(true), decode()'s own retry. It allows one retry, and the wrappers
+// log an error although a growth is ordinary.
 //
-// All of it runs on the thread that uses the context.
+// All functions run on the thread that uses the context.
 
 #include "llama-kv-compute.h"
 #include "llama-kv-copies.h"
@@ -53,21 +57,22 @@ class llama_kv_dynamic_cache;
 class llama_kv_retype;
 struct llama_memory_i;
 
-// the default of llama_context_params::kv_dynamic: the environment variable LLAMA_KV_DYNAMIC is set, and neither empty nor 0. so
-// every program that loads the library can have it, also a program that does not know the parameter
+// return the default of llama_context_params::kv_dynamic
+// It is true if the environment variable LLAMA_KV_DYNAMIC is set, and neither empty nor 0. So every program that loads the
+// library can use the dynamic cache, even if the program does not know the parameter.
 bool llama_kv_dynamic_default();
 
-// per llama_context
+// the coordinator of one llama_context
 class llama_kv_dynamic {
 public:
-    // enabled: the caches of the context are dynamic. a static context has a coordinator, too: it can read dynamic storage
+    // enabled: the caches of the context are dynamic. A static context also has a coordinator, because it can read dynamic storage
     llama_kv_dynamic(llama_context * lctx, bool enabled);
     ~llama_kv_dynamic();
 
     llama_kv_dynamic(const llama_kv_dynamic &) = delete;
     llama_kv_dynamic & operator=(const llama_kv_dynamic &) = delete;
 
-    // while it lives, caches created on this thread belong to dyn. null: to no context
+    // while a scope exists, caches that are created on this thread belong to dyn. null: they belong to no context
     class scope {
     public:
         explicit scope(std::shared_ptr<llama_kv_dynamic> dyn);
@@ -85,8 +90,9 @@ public:
     // return the coordinator of a context. null: the context has no memory
     static std::shared_ptr<llama_kv_dynamic> of(const llama_context & ctx);
 
-    // free the memory of cells that mem has freed during the life of this object, in the destructor
-    // seq_id: the sequence that is removed as a whole, if any. -1: all of them
+    // frees, in its destructor, the memory of the cells that mem has freed while this object existed
+    // seq_id:   sequence whose cells are removed. -1: all sequences
+    // is_whole: the sequence is removed completely, not only a range of positions
     class release_scope {
     public:
         explicit release_scope(const llama_memory_i * mem, llama_seq_id seq_id = -1, bool is_whole = false);
@@ -102,28 +108,30 @@ public:
         const bool         is_whole;
     };
 
-    // note that a sequence is a copy of another one, which may have lost its cells
+    // note that a sequence is a copy of another one. If the source has lost its cells, the copy has lost them, too
     static void copy_seq(const llama_memory_i * mem, llama_seq_id seq_id_src, llama_seq_id seq_id_dst);
 
     //
     // called by the context
     //
 
-    // the first graphs are reserved: replace the storage if graphs cannot read it where they run
-    // throws std::runtime_error when there is no memory, and the context cannot be used
+    // check the storage when the first graphs are reserved. Replace it by storage by copy if graphs cannot read it where they run
+    // throws std::runtime_error if there is no memory. the context cannot be used then
     void begin();
 
-    // called by llama_decode(), first after all updates for a batch, then after the choice of its cells
-    // return the value for llama_decode() to return. nothing else has changed then
+    // prepare a batch. llama_decode() calls begin_batch() after all pending updates, and grow_batch() after the cells of the
+    // batch are chosen
+    // return the value that llama_decode() returns. if it is not 0, nothing else has changed
+    //    0: the batch can continue
     //    1: no memory for a pending copy, a pending K-shift or the cells
-    //   -3: the batch continues a sequence whose cells were lost with the device, in a change of types
+    //   -3: the batch continues a sequence whose cells were lost, because the device failed during a change of types
     int32_t begin_batch(const llama_batch_allocr & balloc);
     int32_t grow_batch (const llama_batch_allocr & balloc);
 
-    // there was no memory for a graph, which has cost the scheduler its buffers
+    // note that the scheduler has lost its compute buffers, because there was no memory for a graph
     void set_sched_lost() { compute.set_lost(); }
 
-    // grow all caches to their maximum for good: they never shrink again
+    // grow all caches to their maximum. they never shrink again
     bool grow_max();
 
     //
@@ -141,33 +149,33 @@ public:
 
     const std::vector<llama_kv_dynamic_cache *> & caches() const { return all; }
 
-    // check whether f(cache) is true of one of the caches
+    // check whether f(cache) is true for at least one cache
     template <typename F>
     bool any(F && f) const {
         return std::any_of(all.begin(), all.end(), f);
     }
 
     // grow all caches that have requests
-    // is_batch: for the current batch, which also needs the late copies
+    // is_batch:      the growth is for a batch, which also needs the late copies
     // may_step_down: the cells may change to smaller types, see llama-kv-limit.h
-    // returns false if there is not enough memory for all caches. nothing has changed then, and all requests are cleared
+    // returns false if there is not enough memory for all caches. no cache has grown then, and all requests are cleared
     bool grow(bool is_batch = true, bool may_step_down = true);
 
     // clear all requests
     void forget();
 
-    // a request could not be noted: the next grow() fails
+    // let the next grow() fail, because a request could not be noted
     void fail_request() { has_failed = true; }
     bool has_failed_request() const { return has_failed; }
 
-    // tensors have got other addresses or strides: no graph that was built so far may run again, here and in the readers
-    // too_small: and the compute buffers have to follow
+    // drop all graphs of this context and its readers, because tensors have new addresses or strides
+    // too_small: the compute buffers must grow as well
     void set_moved(bool too_small);
 
-    // wait for the compute that may use the storage, here and in the readers
+    // wait until the computations of this context and its readers are done, because they may use the storage
     void synchronize() const;
 
-    // drop a state of a sequence, or of all (-1), that found no memory in one cache: no other one keeps its part
+    // remove a sequence from all caches, because its state found no memory in one of them. -1: all sequences
     void drop_seq(llama_seq_id seq_id);
 
     llama_kv_limit & limit() { return *cur_limit; }
@@ -187,10 +195,11 @@ public:
     std::shared_ptr<llama_kv_retype> retype; // null: types cannot change
 
 private:
-    // grow all caches with requests, and the compute buffers, or none
+    // grow all caches with requests and the compute buffers. if one of them fails, undo all
+    // ahead: include the rows that the growth policy allocates in advance
     bool try_grow(bool ahead);
 
-    // do the work of grow(), which has checked that a growth is needed
+    // do the work of grow(), which has checked that there is something to do
     // throws std::bad_alloc
     bool grow_requested(bool may_step_down);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Graphs over the cells of a KV cache, as the scheduler has split them over the backends
+// Functions for graphs that read the cells of a KV cache, after the scheduler has split them over the backends
 
 #include "llama-kv-storage.h"
 
@@ -9,7 +9,7 @@
 #include <unordered_set>
 #include <vector>
 
-// return the views of the cells of these layers that the graph reads as a copy on another device. the scheduler replaces such a view
-// by the copy, so no node reads the view itself
+// return the views of the cells of these layers that the graph reads as a copy on another device
+// The scheduler replaces such a view by its copy. So a view that no node reads is a view that is read as a copy.
 // throws std::bad_alloc
 std::unordered_set<const ggml_tensor *> llama_kv_views_read_elsewhere(ggml_cgraph * gf, const std::vector<llama_kv_storage::layer> & layers);

@@ -1,7 +1,9 @@
 #pragma once
 
-// Limit on the memory of the KV caches of one context. This class has no limit but the memory of the machine: every growth may be
-// tried. The layer of types replaces it by a budget with smaller types to step down to (llama-kv-budget-member.h)
+// Limit on the memory of the KV caches of one context
+//
+// This base class allows every growth, so only the memory of the machine is a limit. The layer `types` replaces it by a budget,
+// within which cells change to smaller types (llama-kv-budget-member.h).
 
 #include <cstddef>
 
@@ -12,11 +14,11 @@ class llama_kv_limit {
 public:
     virtual ~llama_kv_limit() = default;
 
-    // update the counted bytes. begin_account(): before a cache grows or shrinks
+    // count the bytes of the caches again. Call begin_account() before a cache grows or shrinks, and account() after that
     virtual void begin_account() {}
     virtual void account() {}
 
-    // check whether all caches may have their requested rows, as far as this is known in advance
+    // check whether all caches may have their requested rows, as far as this is known before the growth
     // ahead: include the rows that the growth policy allocates in advance
     virtual bool fits(bool ahead) const { (void) ahead; return true; }
 
@@ -26,13 +28,14 @@ public:
     // check whether the memory in use is within the limit
     virtual bool is_kept() const { return true; }
 
-    // bytes by which the compute buffers have grown, as far as they count
+    // return the bytes by which the compute buffers have grown. 0: the limit does not count them
     virtual size_t n_bytes_compute() const { return 0; }
 
-    // free the growth of the compute buffers if it exceeds the limit, after a K-shift, which can need more than any batch
+    // if the growth of the compute buffers exceeds the limit, free it. Call this after a K-shift, whose graph can need more than
+    // any batch
     virtual void fit_compute() {}
 
-    // change the cells to smaller types. returns false if that makes no room
+    // change the cells to smaller types. returns false if this makes no room
     virtual bool step_down() { return false; }
 
     // change the cells back to their first types if no cell is in use

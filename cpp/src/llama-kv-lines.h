@@ -1,7 +1,9 @@
 #pragma once
 
-// Lines of the cells of a KV cache, and the functions that move their data to other lines. The storage moves cells with a function
-// of its caller: a change of type converts the cells in this function (llama-kv-convert.h)
+// Lines of the cells of a KV cache, and the functions that move the data of lines
+//
+// The storage moves cells by calling a function of its caller. For a change of type, this function converts the cells
+// (llama-kv-convert.h).
 
 #include "ggml.h"
 
@@ -12,35 +14,37 @@
 
 // lines of n elements in a tensor, or in memory with the layout of a tensor
 //   K, and V with flash attention: a line is a row
-//   transposed V: a line has an element of each of n rows
+//   transposed V:                  a line has one element of each of n rows
 struct llama_kv_lines {
     ggml_tensor * t;
 
-    size_t offs;   // of the first, in bytes
-    size_t stride; // from one to the next, in bytes
+    size_t offs;   // offset of the first line, in bytes
+    size_t stride; // distance of two lines, in bytes
 
     int64_t n;
     int64_t n_lines;
 
-    // where they are rows of t: these, in any order. null: one after the other
+    // if the lines are rows of t: the indices of the rows, in any order. null: the lines follow one another from offs
     const int64_t * rows = nullptr;
 };
 
-// elements that are converted at a time, at most: 1 MiB of f32
+// maximum number of elements that are converted at a time: 1 MiB of f32
 static constexpr int64_t LLAMA_KV_CONVERT_ELEMENTS = 1 << 18;
 
-// return the number of lines of n elements to convert at once: about n_elements in total, rounded up
-//   a part of quantized rows begins at a multiple of 256 bytes after the first row: kernels that copy from such a type read it from
-//   the last multiple of the device's alignment (ggml-vulkan: minStorageBufferOffsetAlignment, at most 256)
+// return the number of lines of n elements to convert at a time: about n_elements elements, but at least one line
+// For a quantized type, the number is rounded so that each part begins at a multiple of 256 bytes after the first row. The reason
+// is that kernels that copy from such a type read from the last multiple of the device's alignment (ggml-vulkan:
+// minStorageBufferOffsetAlignment, at most 256).
 int64_t llama_kv_n_lines(ggml_type type, int64_t n, int64_t n_elements);
 
-// move the data of the first lines to the second ones, which have the same numbers, and no more than
-// llama_kv_n_lines() of LLAMA_KV_CONVERT_ELEMENTS elements. both may be in the same memory, as long as a line does not start behind
-// where it was: all of the first lines are read before the second ones are written
+// moves, or converts, the data of some lines to other lines
+// `from` and `to` have the same number of lines and elements. They have at most llama_kv_n_lines() lines for
+// LLAMA_KV_CONVERT_ELEMENTS elements. Both may be in the same memory, if no line of `to` starts after its line of `from`: the
+// function reads all lines of `from` before it writes.
 using llama_kv_convert = std::function<void(const llama_kv_lines & from, const llama_kv_lines & to, bool is_v)>;
 
-// f(lines of src, the same of dst): the rows [r0, r1) of stream s, a part that can be converted at a time after the other, in
-// ascending order. both tensors have the same shape
+// call f(lines of src, same lines of dst) for the rows [r0, r1) of stream s, in parts that are small enough to convert at a time
+// The parts are in ascending order. Both tensors have the same shape.
 template <typename F>
 void llama_kv_each_lines(ggml_tensor * src, ggml_tensor * dst, bool trans, int64_t s, int64_t r0, int64_t r1, F && f) {
     const int64_t n     = trans ? r1 - r0 : src->ne[0];

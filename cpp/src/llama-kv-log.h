@@ -1,7 +1,8 @@
 #pragma once
 
-// Log lines that kv-check and kvtool parse: kvtool/contract.py has the same lines, and tests/unit/test_contract.py compares them.
-// They are formats for printf() and scanf()
+// Log lines that kv-check and kvtool parse. They are formats for printf() and scanf()
+//
+// kvtool/contract.py contains the same lines, and tests/unit/test_contract.py compares them.
 
 #define LLAMA_KV_LOG_START_BEGIN  "dynamic KV cache: start = "
 #define LLAMA_KV_LOG_RESIZE_BEGIN "resizing KV cache from "

@@ -1,7 +1,9 @@
 #pragma once
 
-// Sequences whose cells were lost with a device that failed in the middle of a change of types: llama_decode() refuses a batch
-// that continues one of them, until the sequence is removed or restored, or begins at 0
+// Sequences whose cells were lost because a device failed in the middle of a change of types
+//
+// llama_decode() refuses a batch that continues such a sequence. It accepts the sequence again after the sequence was removed or
+// restored, or if it begins at position 0.
 
 #include "llama-cparams.h"
 
@@ -14,16 +16,17 @@ struct llama_context;
 
 class llama_kv_lost_seqs {
 public:
-    // clear the memory of the context, and note the sequences that had cells
+    // clear the memory of the context, and remember the sequences that had cells
     void lose(llama_context & lctx);
 
-    // a sequence that was removed as a whole (-1: all of them) may be used again
+    // allow a sequence again that was removed as a whole. -1: all sequences
     void forget(llama_seq_id seq_id);
 
-    // a copy of a lost sequence is lost, too
+    // note that a sequence is a copy of another one. A copy of a lost sequence is lost, too
     void copy(llama_seq_id seq_id_src, llama_seq_id seq_id_dst);
 
-    // check whether the batch continues a lost sequence. a sequence that starts at 0 in the batch, or was restored, is not lost any more
+    // check whether the batch continues a lost sequence
+    // A sequence that begins at 0 in the batch, or that was restored, is not lost any more.
     bool uses_lost_seq(const llama_context & lctx, const llama_batch_allocr & balloc);
 
 private:

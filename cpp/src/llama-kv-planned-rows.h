@@ -1,9 +1,9 @@
 #pragma once
 
-// Rows of one llama_kv_cache that are written without a cell being occupied: the compressed caches of DSV4
+// Rows of one llama_kv_cache that are written although no cell is in use: the compressed caches of DSV4
 //
-// The plan of a batch contains the number of rows, so the rows are requested before the plans are made. They are freed with a clear
-// or with a whole sequence, not with a part of one.
+// The plan of a batch contains the number of rows. So the rows are requested before the plans are made. They are freed when the
+// cache is cleared or a whole sequence is removed, but not when a part of a sequence is removed.
 
 #include "llama-kv-cache.h"
 
@@ -20,36 +20,37 @@ public:
     llama_kv_planned_rows(llama_kv_dynamic_cache & cache, const std::vector<uint32_t> & seq_to_stream, uint32_t n_stream) :
         cache(cache), seq_to_stream(seq_to_stream), n_rows(n_stream), n_rows_before(n_stream) {}
 
-    // grow caches for a batch, and all else that was requested, before the plans of the batch are made
-    //   rows: caches that have a row for every so many positions
-    // returns false when there is no memory
+    // grow caches, including all rows that were requested before, before the plans of a batch are made
+    // rows: pairs of a cache and a number n. the cache has one row for every n positions
+    // returns false if there is no memory
     static bool grow(const std::vector<std::pair<llama_kv_cache *, uint32_t>> & rows, const std::vector<llama_ubatch> & ubatches);
 
-    // have the first n rows of a stream for a state. returns false when there is no memory
+    // allocate the first n rows of a stream for a state. returns false if there is no memory
     bool reserve(llama_io_read_i & io, uint32_t n);
 
-    // return how many of the first n rows a state has to contain, and have them in the streams [s0, s0 + n_stream)
-    // throws std::runtime_error when there is no memory for that
+    // return how many of the first n rows a state has to contain, and allocate these rows in the streams [s0, s0 + n_stream)
+    // throws std::runtime_error if there is no memory for them
     uint32_t rows_to_save(uint32_t n, uint32_t s0, uint32_t n_stream);
 
-    // the cache has such rows, and no cells
+    // check whether the cache has such rows, and no cells
     bool is_in_use() const { return in_use; }
 
-    // rows that are used: of a stream, and of the first n rows of the tensors
+    // return the number of used rows: of a stream, and among the first n rows of the tensors
     uint32_t n_used(uint32_t s) const { return n_rows[s]; }
     uint32_t n_used_of_first(uint32_t n) const;
 
-    // a stream becomes a copy of another one
+    // note that a stream becomes a copy of another one
     void copy_stream(uint32_t ssrc, uint32_t sdst);
 
-    // no row of the sequence, or of all (-1), is used any more
+    // note that no row of the sequence is used any more. -1: of any sequence
     void clear(llama_seq_id seq_id);
 
 private:
-    using seq_rows = std::array<int64_t, LLAMA_MAX_SEQ>; // the first n of each sequence, -1: it has no part in the batch
+    // number of rows of each sequence, counted from the first row. -1: the sequence is not in the batch
+    using seq_rows = std::array<int64_t, LLAMA_MAX_SEQ>;
 
     void request(const seq_rows & n);
-    void undo_request(); // there was no memory
+    void undo_request(); // undo the last request(), because there was no memory
 
     llama_kv_dynamic_cache & cache;
 
@@ -57,6 +58,6 @@ private:
 
     bool in_use = false;
 
-    std::vector<uint32_t> n_rows;        // that are used, of each stream
-    std::vector<uint32_t> n_rows_before; // the last request
+    std::vector<uint32_t> n_rows;        // used rows of each stream
+    std::vector<uint32_t> n_rows_before; // used rows of each stream before the last request
 };

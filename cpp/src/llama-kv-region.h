@@ -1,10 +1,11 @@
 #pragma once
 
-// The layers of a cache in one buffer with pages (--kv-dynamic, see llama-kv-storage.h), and the pages of the rows in that buffer. The
-// tensors have the layout of a static cache:
+// The rows of all layers of a cache in one buffer with pages (--kv-dynamic, see llama-kv-storage.h)
+//
+// The class knows which pages contain which rows. The tensors have the layout of a static cache:
 //
 //   - K, and V with flash attention: a strip of n_rows rows per stream
-//   - transposed V: n_embd_gqa strips per stream, with an element of each row
+//   - transposed V: n_embd_gqa strips per stream, with one element of each row
 
 #include "llama-kv-lines.h"
 #include "llama-kv-pages.h"
@@ -20,58 +21,60 @@ class llama_kv_region {
 public:
     using layers_t = std::vector<llama_kv_storage::layer>;
 
-    // allocate memory for the tensors of ctx, with nothing committed
+    // create a region for the tensors of ctx, of which no page is committed
     // returns null if the addresses cannot be reserved. nothing has changed then
     // throws std::bad_alloc
     static std::unique_ptr<llama_kv_region> create(ggml_context * ctx, ggml_backend_buffer_type_t buft, layers_t layers, bool v_trans);
 
-    // another one, for the same rows in other types. null and std::bad_alloc as above
+    // create another region for the same rows in other types. returns null or throws std::bad_alloc, as create() does
     std::unique_ptr<llama_kv_region> like(ggml_type type_k, ggml_type type_v) const;
 
-    // take over the memory of a region made by from.like(), for the layers of from, which now have the layout of this region. from is
-    // empty afterwards
-    // bufs: buffers of the cache. this region's buffer replaces the one of from, which is freed
+    // take the place of the region `from`, after the data was moved: `from`.like() has created this region
+    // The tensors of the layers of `from` get the addresses, types and strides of this region. `from` is empty after that.
+    // bufs: buffers of the cache. this region's buffer replaces the one of `from`, which is freed
     void take_over(llama_kv_region & from, llama_kv_storage::buffers_t & bufs);
 
-    // set the size of the buffer to its committed bytes
+    // set the size that the buffer reports to its committed bytes
     void show() const { llama_kv_paged_buffer::show(buf, *mem.pages); }
 
-    // return the bytes of these rows in these types
+    // return the bytes that these rows need in these types
     size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const;
 
-    // have the pages of these rows and no others. false: there is no memory, and nothing has changed
+    // commit the pages of these rows, and free all other pages. returns false if there is no memory. nothing has changed then
     bool commit(const llama_kv_rows & rows) { return mem.pages->assign(pages_of(rows)); }
 
-    // commit exactly the pages that convert_to() needs for these rows before it frees any page of the other region: a layer, or the
-    // minimum if that does not fit. nothing in host memory. no row is larger here than in the other region
+    // commit the pages that convert_to() needs at the start, before it frees the first page of the other region
+    // The function commits enough pages for a layer, or the minimum if a layer does not fit. It commits nothing in host memory.
+    // No row may be larger here than in the other region.
     bool commit_ahead(const llama_kv_region & from, const llama_kv_rows & rows);
 
-    // commit the missing pages of these rows, ignoring the margin. returns false if a device has no memory
+    // commit the missing pages of these rows, if necessary from the memory that the margin keeps free
+    // returns false if a device has no memory
     bool take(const llama_kv_rows & rows);
 
-    // also rows that are not there: they can share pages with some that are
+    // set rows to zero, also rows that do not exist: they can share pages with rows that exist
     void set_zero(const llama_kv_rows & rows);
 
-    // rows of stream ssrc, and of no other one, that both have
+    // copy rows of stream ssrc to stream sdst. `rows` contains only rows of ssrc, and they exist in both streams
     void copy_stream(const llama_kv_rows & rows, uint32_t ssrc, uint32_t sdst);
 
-    // move the first n_used[s] rows of stream s, as far as they are in the set, to another region with other types. pages are freed after
-    // each part, before the next part needs memory
-    // returns false if another process has allocated the freed memory. the remaining data is worthless then
+    // move the first n_used[s] rows of each stream s, as far as they are in `rows`, to another region with other types
+    // Pages are freed after each part, before the next part needs memory.
+    // returns false if another process has allocated the freed memory. the remaining data is useless then
     bool convert_to(llama_kv_region & to, const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert);
 
-    llama_kv_paged_buffer mem; // without the buffer once the cache has that
+    llama_kv_paged_buffer mem; // mem.buf is null after the cache has taken over the buffer
 
-    layers_t layers; // V is null: none. of like(): without views
+    layers_t layers; // V is null if there is none. regions of like() have no views of streams
 
 private:
-    // of a tensor
+    // memory of one tensor
     struct strip {
-        size_t offset; // bytes, from the begin of the pages
+        size_t offset; // bytes from the start of the pages
         size_t size;   // bytes of a row in a strip
-        size_t n;      // strips of a stream
-        size_t n_rows; // of a strip
-        size_t pad;    // bytes behind the last row that kernels can read
+        size_t n;      // number of strips of a stream
+        size_t n_rows; // number of rows of a strip
+        size_t pad;    // bytes after the last row that kernels can read
 
         // offset in bytes of row i in strip j of stream s
         size_t at(size_t s, size_t j, size_t i) const { return offset + ((s*n + j)*n_rows + i)*size; }
@@ -79,10 +82,10 @@ private:
 
     llama_kv_region(ggml_backend_buffer_type_t buft, bool v_trans) : buft(buft), v_trans(v_trans) {}
 
-    // the one of a tensor in this type
+    // return the strip of a tensor, as it would be in this type
     strip make_strip(const ggml_tensor * t, ggml_type type, bool is_v) const;
 
-    // f(strip, offset, size in bytes) of the rows in every tensor
+    // call f(strip, offset, size in bytes) for each range of rows in every tensor
     template <typename F>
     void each(const llama_kv_rows & rows, F && f) const;
 

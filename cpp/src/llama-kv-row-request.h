@@ -2,7 +2,8 @@
 
 // Rows of one llama_kv_cache that the next batch needs and that do not exist yet (--kv-dynamic)
 //
-// A request only collects rows. llama_kv_dynamic_cache::grow() allocates them. All functions run on the thread that uses the context.
+// A request only collects the rows. llama_kv_dynamic_cache::grow() allocates them. All functions run on the thread that uses the
+// context.
 
 #include "llama-kv-rows.h"
 
@@ -15,8 +16,8 @@ class llama_kv_row_request {
 public:
     explicit llama_kv_row_request(const llama_kv_dynamic_cache & cache) : cache(cache) {}
 
-    // request rows [i0, i1) of one stream, or of all streams of a cache that can grow
-    // without host memory, the request of the whole context fails: see llama_kv_dynamic::fail_request()
+    // request the rows [i0, i1) of one stream, or of all streams if the cache can grow
+    // If there is no host memory for the request, the next growth of the whole context fails, see llama_kv_dynamic::fail_request().
     void add(uint32_t s, uint32_t i0, uint32_t i1);
     void add(uint32_t i0, uint32_t i1);
 
@@ -31,7 +32,7 @@ public:
     // check whether rows of this cache were requested, or whether the request of the context failed
     bool is_pending() const;
 
-    // return the requested rows. only if has_rows()
+    // return the requested rows. Call this only if has_rows() is true
     const llama_kv_rows & rows() const { return *missing; }
 
 private:

@@ -7,23 +7,23 @@
 #include <cstdint>
 #include <vector>
 
-// a set of the numbers [0, n), as bits
+// a set of numbers from [0, n), stored as bits
 class llama_kv_set {
 public:
     explicit llama_kv_set(size_t n = 0);
 
-    void add   (size_t i0, size_t i1); // [i0, i1), numbers from n on are ignored
+    void add   (size_t i0, size_t i1); // the numbers [i0, i1). numbers from n on are ignored
     void remove(size_t i0, size_t i1);
 
     bool has(size_t i) const { return i < n && (bits[i/64] >> i % 64 & 1) != 0; }
 
     size_t count() const; // numbers that are in the set
 
-    // the first number from i on that is in the set, or is not. where there is none, n
+    // return the first number >= i that is in the set, or that is not in the set. The result is n if there is no such number
     size_t next(size_t i, bool in_set) const;
 
-    // call f(first, after the last) for each run of numbers in [i0, i1) inside or outside of the set, in ascending order
-    // needs no memory, unlike a list of runs. f may add and remove the numbers of its run
+    // call f(first, end) for each run of numbers in [i0, i1) that are in the set, or that are not in the set, in ascending order
+    // The function needs no memory, unlike a list of runs. f may add and remove the numbers of its run.
     template <typename F>
     void each_run(size_t i0, size_t i1, bool in_set, F && f) const {
         i1 = std::min(i1, n);
@@ -34,7 +34,7 @@ public:
         }
     }
 
-    // the same of all that are in the set
+    // call f(first, end) for each run of numbers that are in the set
     template <typename F>
     void each_run(F && f) const {
         each_run(0, n, true, f);
@@ -52,28 +52,29 @@ private:
     std::vector<uint64_t> bits;
 };
 
-// rows [0, n_rows) of each stream
+// a set of rows of all streams. Each stream has the rows [0, n_rows), in blocks of n_block rows
 class llama_kv_rows {
 public:
     llama_kv_rows(uint32_t n_stream, uint32_t n_rows, uint32_t n_block);
 
-    // the blocks of rows [i0, i1), which end at n_rows, of one stream or of all
+    // add the blocks that contain the rows [i0, i1), of one stream or of all streams. Rows from n_rows on are ignored
     void add(uint32_t s, uint32_t i0, uint32_t i1);
     void add(uint32_t i0, uint32_t i1);
 
-    // stream s has what another set has in stream s_other
+    // replace the rows of stream s by the rows that another set has in stream s_other
     void set_stream(uint32_t s, const llama_kv_rows & other, uint32_t s_other);
 
-    // i < n_rows: higher numbers would be rows of the next stream
+    // check whether row i of stream s is in the set. i must be less than n_rows, because a higher number would be a row of the
+    // next stream
     bool has(uint32_t s, uint32_t i) const { return blocks.has(s*n_blocks + i/size_block); }
 
-    uint32_t size() const; // rows, over all streams
-    uint32_t end()  const; // after the last row of any stream
+    uint32_t size() const; // number of rows in the set, over all streams
+    uint32_t end()  const; // 1 + the highest row of any stream. 0: the set is empty
 
     uint32_t n_stream() const { return n_streams; }
     uint32_t n_block()  const { return size_block; }
 
-    // f(first row, after the last) of each run of a stream, in ascending order. needs no memory, unlike a list of them
+    // call f(first, end) for each run of rows of a stream, in ascending order. Needs no memory, unlike a list of runs
     template <typename F>
     void each_run(uint32_t s, F && f) const {
         const size_t b0 = s*n_blocks;
@@ -83,10 +84,10 @@ public:
         });
     }
 
-    // a set of the same shape, with nothing in it
+    // return an empty set with the same number of streams, rows and rows per block
     llama_kv_rows none() const { return llama_kv_rows(n_streams, n_rows, size_block); }
 
-    // with a set of the same shape
+    // set operations. The other set must have the same number of streams, rows and rows per block
     llama_kv_rows & operator|=(const llama_kv_rows & other) {
         blocks |= other.blocks;
         return *this;
@@ -107,8 +108,8 @@ public:
 private:
     uint32_t n_streams;
     uint32_t n_rows;
-    uint32_t size_block; // rows
-    size_t   n_blocks;   // of a stream
+    uint32_t size_block; // rows of a block
+    size_t   n_blocks;   // blocks of a stream
 
-    llama_kv_set blocks; // of one stream after the other
+    llama_kv_set blocks; // blocks of all streams, one stream after the other
 };

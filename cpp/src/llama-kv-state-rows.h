@@ -1,6 +1,6 @@
 #pragma once
 
-// Rows of one llama_kv_cache for saved states (--kv-dynamic): rows that a state is written from or read into
+// Rows of one llama_kv_cache that a saved state is written from or read into (--kv-dynamic)
 
 #include "llama-kv-cache.h"
 
@@ -11,8 +11,9 @@
 class llama_io_read_i;
 class llama_kv_dynamic_cache;
 
-// the cells that a state can be read into, or cleared in, where llama_kv_cache has the cells of a static cache. 0 if some of the
-// cells have no rows: they hold nothing
+// the number of rows that a state can be read into, or cleared in
+// llama_kv_cache uses an object of this class where it would use the cells of a static cache. The number is 0 if some of the
+// cells have no rows. Such cells hold no data.
 struct llama_kv_dynamic_room {
     uint32_t n_rows;
 
@@ -25,30 +26,31 @@ class llama_kv_state_rows {
 public:
     explicit llama_kv_state_rows(llama_kv_dynamic_cache & cache) : cache(cache) {}
 
-    // begin to write a state of a sequence, or of all (-1): do its pending copy first
-    // throws std::runtime_error when there is no memory, or when such a state cannot be had
+    // prepare to write a state of a sequence: first make its pending copies. -1: of all sequences
+    // throws std::runtime_error if there is no memory for a copy, or if a state with these flags is not supported
     void begin_write(llama_seq_id seq_id, llama_state_seq_flags flags);
 
-    // begin to read a state
+    // remember the sequence and the flags of the state that is read next
     void begin_read(llama_seq_id seq_id, llama_state_seq_flags flags);
 
-    // have rows for the cells of a state. 0 if there is no memory
+    // allocate rows for the cells of a state. The result is 0 if there is no memory
     llama_kv_dynamic_room reserve(llama_io_read_i & io, const llama_kv_cache::slot_info & sinfo);
 
-    // the rows behind the cells, as they are
+    // return the number of rows if all cells of the slot have rows. Otherwise return 0. Nothing is allocated
     llama_kv_dynamic_room room(const llama_kv_cache::slot_info & sinfo) const;
 
-    // grow to the rows that were requested for a state. returns false without memory; the state is removed from all caches then
+    // grow to the rows that were requested for a state
+    // returns false if there is no memory. the state is removed from all caches then
     bool grow(llama_io_read_i & io);
 
-    // the sequence that the state is read for, -1: all. none: no state was read
+    // return the sequence that the state is read for. -1: all sequences. none: no state was read
     std::optional<llama_seq_id> seq_id() const { return seq_id_read; }
 
-    // the state is on the device
+    // check whether the state is in device memory
     bool is_on_device() const { return on_device; }
 
 private:
-    // clear what all caches have of the state that is read: the other caches may have their part already
+    // remove the state that is being read from all caches, because other caches may have read their part already
     void drop();
 
     llama_kv_dynamic_cache & cache;

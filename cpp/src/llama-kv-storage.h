@@ -1,31 +1,33 @@
 #pragma once
 
-// Storage of a KV cache (--kv-dynamic): who has the memory behind the K and V tensors of its layers, and which of their rows
-// are there. Neither the cache nor the hooks in it ask which kind it is:
+// Storage of a KV cache (--kv-dynamic): it owns the memory of the K and V tensors, and knows which rows exist
 //
-//   fixed     upstream's own allocation with all rows. used without the flag, or if the cache cannot grow. changes of type work as
+// There are three kinds. The code of the cache is the same for all of them:
+//
+//   fixed     all rows exist, as in upstream. used without --kv-dynamic, or if the cache cannot grow. a change of type works as
 //             in storage by copy
-//   copy      the tensors have the rows [0, n) of each stream, and move to larger buffers: on any backend
-//   in place  the tensors have the layout of the fixed storage, and pages are committed and freed for blocks of rows, in each stream
-//             separately. used for memory with pages: plain host memory and, on request, device memory with ggml-pages.h. A growth
-//             copies nothing and changes no pointer and no stride. No graph is rebuilt, and the compute buffers have the size of a
-//             static cache's
+//   copy      the tensors have the rows [0, n) of each stream. a growth moves the rows to larger buffers. works on any backend
+//   in place the tensors have the layout of the fixed storage, and pages are committed and freed for blocks of rows, separately
+//   for each stream. used for plain host memory and, on request, for device memory with ggml-pages.h
+//
+// A growth in place copies nothing and changes no pointer and no stride. So no graph is rebuilt, and the compute buffers have the
+// size that they have with a static cache.
 //
 // A row is the memory of one cell in all tensors. The tensors are [n_embd_gqa, n_rows, n_stream]
-//   - K, and V with flash attention: a row of n_embd_gqa elements
-//   - transposed V: one element in each of n_embd_gqa strips. In place, a page of 4 KiB holds one element of 2048 rows: the first
-//     block of rows commits the pages of the next 7 blocks, and a hole frees only pages that are completely in the hole. Committed
-//     memory is counted in pages, so the count includes this
+//   - K, and V with flash attention: a row has n_embd_gqa adjacent elements
+//   - transposed V: a row has one element in each of n_embd_gqa strips. In place, a page of 4 KiB holds one element of 2048 rows.
+//     So the first block of rows commits the pages of the next 7 blocks, and freeing rows in the middle frees only pages that
+//     have no other rows. Committed memory is counted in pages, so the count includes this
 //
-// The ggml_tensor objects stay; only their buffer, data and strides change. Holders of a pointer to a tensor (a cache that shares
-// layers, the views of the streams, a deferred read of a state) therefore follow a growth. A compute graph does not: its views have
-// the old addresses.
+// The ggml_tensor objects stay the same. Only their buffer, data and strides change. So code that holds a pointer to a tensor
+// keeps working after a growth: a cache that shares layers, the views of the streams, a deferred read of a state. A compute graph
+// does not keep working, because its views have the old addresses.
 //
-// New rows are zero: garbage in V gives NaN through the mask.
+// New rows are zero, because garbage in V becomes NaN even if the mask excludes the cell.
 //
-// Rejected: growth by copy into one new buffer for all layers (old and new exist at the same time). One size per layer with a rollback
-// by re-allocation (it allocates right after memory has run out). The live size in the strides of storage in place (each growth would
-// move all rows of all streams but the first, and transposed V as a whole).
+// Rejected: growth by copy into one new buffer for all layers (old and new exist at the same time). One size per layer with a
+// rollback by re-allocation (it allocates right after memory has run out). The live size in the strides of storage in place (each
+// growth would move all rows of all streams but the first, and transposed V as a whole).
 
 #include "llama-kv-lines.h"
 #include "llama-kv-growth.h"
@@ -41,27 +43,27 @@
 
 class llama_kv_storage {
 public:
-    // buffers of the cache. code that adds up or clears the buffers of the cache finds those of the storage there
+    // buffers of the cache. The storage puts its buffers there, so code that sums or clears the buffers of the cache includes them
     using buffers_t = std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>>;
 
     struct layer {
         ggml_tensor * k;
-        ggml_tensor * v; // null: none
+        ggml_tensor * v; // null: the layer has no V
 
-        // 2d views, one per stream
+        // 2d views of the tensors, one for each stream
         std::vector<ggml_tensor *> k_stream;
         std::vector<ggml_tensor *> v_stream;
 
-        uint32_t il = 0; // of the model
+        uint32_t il = 0; // index of the layer in the model
     };
 
-    // f(tensor, whether it is transposed), and the views follow
+    // call f(tensor, is_transposed) for the tensors of a layer, and then update the views of the streams
     template <typename F>
     static void set_layout(const layer & l, bool v_trans, F && f) {
         set_layout(l.k, l.v, l.k_stream, l.v_stream, v_trans, f);
     }
 
-    // the same for tensors that are not kept as a layer, which needs no memory
+    // do the same for tensors that are not stored as a layer. This needs no memory
     template <typename F>
     static void set_layout(ggml_tensor * k, ggml_tensor * v, const std::vector<ggml_tensor *> & k_stream, const std::vector<ggml_tensor *> & v_stream, bool v_trans, F && f) {
         const auto set = [&](ggml_tensor * t, const std::vector<ggml_tensor *> & views, bool trans) {
@@ -79,79 +81,85 @@ public:
 
     virtual ~llama_kv_storage() = default;
 
-    // allocate memory for the tensors of ctx, which are tensors of the layers with all rows: ggml_backend_alloc_ctx_tensors_from_buft().
-    // the memory is zero
-    // the caller owns the buffer, and frees it before or after the storage
-    // returns null without memory. nothing has changed then
+    // allocate zeroed memory for the tensors of ctx, as ggml_backend_alloc_ctx_tensors_from_buft() does
+    // layers: the layers of these tensors. the tensors have all rows
+    // The caller owns the buffer, and frees it before or after the storage.
+    // returns null if there is not enough memory. nothing has changed then
     virtual ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers) = 0;
 
-    // it has started with less than all rows, and is not pinned
+    // check whether the storage has started with fewer than all rows, and is not pinned
     bool can_grow() const { return start.size() < growth.n_max*start.n_stream(); }
 
     // return the existing rows
     const llama_kv_rows & rows() const { return cur; }
 
-    // return the rows of a stream in the tensors: the strides depend on this number
+    // return the number of rows of a stream in the tensors. The strides depend on it
     virtual uint32_t n_rows() const { return growth.n_max; }
 
-    // check whether n_rows() is the number of existing rows. caches that can set the size of one graph must have the same number then
+    // check whether n_rows() is the number of existing rows. Then caches that can determine the size of the same graph must have
+    // the same number
     virtual bool has_size() const { return false; }
 
-    // the row can be used, with those before it
+    // check whether the row, and all rows before it, can be used
     virtual bool has(uint32_t s, uint32_t i) const = 0;
 
-    // check whether a row in use needs all rows below it, because nothing may read a row that does not exist
+    // check whether a row in use needs all rows below it. This is the case if nothing may read a row that does not exist
     virtual bool reads_below() const { return false; }
 
-    // return the rows to have so that the needed rows can be used. ahead: include the rows that the growth policy allocates in advance
-    // n_bytes_row: bytes of a row of one stream. with has_size(): over all streams and caches that grow by the same steps
+    // return the set of rows to allocate, so that the needed rows can be used
+    // ahead:       include the rows that the growth policy allocates in advance
+    // n_bytes_row: bytes of a row of one stream. with has_size(): of a row of all streams and of all caches that grow by the same
+    // steps
     virtual llama_kv_rows next(const llama_kv_rows & need, bool ahead, size_t n_bytes_row) const = 0;
 
-    // return the rows to keep if only these rows are used: all existing rows if shrinking is not worthwhile
-    // n_peak: the highest end of the rows in use since the last resize
+    // return the rows to keep if only the rows `used` are needed. If shrinking is not worth it, the result is all existing rows
+    // n_peak: the largest end of the rows in use since the last resize
     virtual llama_kv_rows rest(const llama_kv_rows & used, uint32_t n_peak) const = 0;
 
-    // return false if rest() would keep all existing rows for any distribution of n_used rows
+    // check whether rest() could free rows, if n_used rows are used. false: it keeps all rows, whichever rows are used
     virtual bool may_shrink(uint32_t n_used, uint32_t n_peak) const = 0;
 
-    // bytes that are taken with these rows in these types
+    // return the bytes that these rows need in these types
     virtual size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const = 0;
 
-    // have exactly these rows. the first n_used[s] rows of stream s keep their data if they stay. all others are zero or unchanged
-    // returns false without memory. nothing has changed then, except that buffers may be other and larger ones. this never happens if
-    // the rows are a subset of the existing rows: freeing rows and undoing a growth need no memory
-    // no compute that uses the tensors may be in flight
+    // allocate the missing rows of the set, and free all rows that are not in it
+    // The first n_used[s] rows of stream s keep their data if they stay. All others are zero or unchanged.
+    // returns false if there is not enough memory. no row has changed then, but the buffers may be other and larger ones
+    // If the set is a subset of the existing rows, no memory is needed. So freeing rows and undoing a growth do not fail.
+    // No computation that uses the tensors may be in flight.
     virtual bool try_resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) = 0;
 
-    // set the rows of a stream, or of all streams (-1), to zero, and free the memory that a new start does not need
+    // set the rows of a stream to zero, and free the memory that is not needed at the start. -1: of all streams
     // returns false if the caller must clear as in a static cache
-    // no compute that uses the tensors may be in flight
+    // No computation that uses the tensors may be in flight.
     virtual bool clear(int32_t s) { (void) s; return false; }
 
-    // copy the rows of stream ssrc, which stream sdst has as well. what else sdst has is zero
-    // returns false when there is nothing special about it: to be copied as in a static cache
+    // copy the rows of stream ssrc to stream sdst, which has the same rows. Set all other rows of sdst to zero
+    // returns false if the caller must copy as in a static cache
     virtual bool copy_stream(uint32_t ssrc, uint32_t sdst) { (void) ssrc; (void) sdst; return false; }
 
-    // have the rows in other types, in two steps, so that several caches change together or not at all
-    // n_used: as for try_resize(), and for both of them
+    // change the types in two steps, so that several caches change together or not at all
+    // n_used: number of rows with data of each stream, as in try_resize(). it applies to both steps
     //
-    // prepare_types(): allocate the memory before any data moves: all of it if a row becomes larger, otherwise next to none. returns
-    //                  false without memory. nothing has changed then
-    // set_types():     without memory for a copy, convert the rows inside of their own memory. returns false if another process has
-    //                  allocated device memory that was freed meanwhile: no row exists any more. otherwise, it does not fail
-    // forget_types():  undo prepare_types(), instead of set_types()
-    // no compute that uses the tensors may be in flight
+    // prepare_types(): allocate memory before any data is moved. if a row becomes larger, this is all memory, otherwise almost
+    //                  none. returns false if there is not enough memory. nothing has changed then
+    // set_types():     convert the rows. if there is no memory for a copy, convert them inside of their own memory. returns false
+    //                  if another process has allocated device memory that this function had freed: no row exists any more. there
+    //                  is no other failure
+    // forget_types():  undo prepare_types(), instead of calling set_types()
+    //
+    // No computation that uses the tensors may be in flight.
     virtual bool prepare_types(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) = 0;
     virtual bool set_types    (const llama_kv_convert & convert) = 0;
     virtual void forget_types () = 0;
 
-    // keep the current rows for good
+    // keep the current rows from now on: they are never freed
     void pin() { start = cur; }
 
-    // true once after the tensors have got other addresses or strides
+    // return true once after the tensors have got other addresses or strides
     bool moved() { return std::exchange(is_moved, false); }
 
-    // bytes that were moved from one buffer to another, also by growths that failed later
+    // return the bytes that were copied from one buffer to another, including growths that failed later
     size_t n_bytes_copied() const { return n_copied; }
 
 protected:
@@ -168,16 +176,17 @@ protected:
     llama_kv_growth growth;
 
     llama_kv_rows cur;
-    llama_kv_rows start; // rows that always exist
+    llama_kv_rows start; // rows that are never freed
 
     bool   is_moved = false;
     size_t n_copied = 0;
 };
 
 // create a storage without memory. throws std::bad_alloc
-//   n_rows               rows of each stream, at most
+//   n_rows               maximum number of rows of each stream
 //   n_pad                the number of rows is a multiple of this, unless it is n_rows
-//   readable_uncommitted memory without pages can be read and written, see llama-kv-pages.h. if false, v_trans must be false
+//   readable_uncommitted memory that is not committed can be read and written, see llama-kv-pages.h. if false, v_trans must be
+//   false
 //   bufs                 buffers of the cache, which outlive the storage
 std::unique_ptr<llama_kv_storage> llama_kv_storage_create_fixed(
         uint32_t n_stream, uint32_t n_rows, bool v_trans, llama_kv_storage::buffers_t & bufs);
