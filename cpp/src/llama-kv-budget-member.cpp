@@ -17,17 +17,17 @@
 struct llama_memory_budget {
     const std::vector<ggml_type> types;
 
-    llama_memory_budget_usage usage; // n_bytes is 0: what there is
+    llama_memory_budget_usage usage; // n_bytes is 0 if the only limit is the available memory
 
-    bool hold = false; // fail instead of changing to the next types
+    bool hold = false; // let a batch fail instead of changing to the next types
 };
 
-// check whether cells of type a are smaller than those of type b
+// check whether cells of type a are smaller than cells of type b
 static bool llama_kv_type_is_smaller(ggml_type a, ggml_type b) {
     return ggml_type_size(a)*ggml_blck_size(b) < ggml_type_size(b)*ggml_blck_size(a);
 }
 
-// change K and V to a type, each only if that makes it smaller
+// set each type of the pair to `type`, if `type` is smaller
 static void take_smaller(std::pair<ggml_type, ggml_type> & types, ggml_type type) {
     types.first  = llama_kv_type_is_smaller(type, types.first)  ? type : types.first;
     types.second = llama_kv_type_is_smaller(type, types.second) ? type : types.second;
@@ -57,7 +57,7 @@ bool llama_kv_budget_member::join(llama_memory_budget * budget) {
     try {
         account();
 
-        // types that the model rules out are refused here. a backend can still refuse a type later
+        // warn now about types that the model does not allow. A backend can still refuse a type later
         auto next = dyn.retype->types();
         for (size_t i = 0; this->budget && next.first != GGML_TYPE_COUNT && i < budget->types.size(); ++i) {
             const auto cur = next;
@@ -69,7 +69,7 @@ bool llama_kv_budget_member::join(llama_memory_budget * budget) {
                         ggml_type_name(next.first), ggml_type_name(next.second), llama_memory_type_reason(res));
             }
         }
-    } catch (const std::bad_alloc &) { // the next growth counts
+    } catch (const std::bad_alloc &) { // no host memory for counting. the next growth counts
     }
 
     return this->budget != nullptr;
@@ -142,7 +142,7 @@ size_t llama_kv_budget_member::n_bytes_above_with(size_t n_bytes_caches) const {
 }
 
 bool llama_kv_budget_member::is_within(size_t n_bytes_caches) const {
-    // the compute buffers for the existing cells are allocated already, and the cells of another context are not allocated here
+    // Compute buffers for the existing cells are allocated already. Cells of another context need no memory here.
     return n_bytes_caches <= n_bytes_accounted_caches || n_bytes_above_with(n_bytes_caches) == 0;
 }
 
@@ -167,7 +167,7 @@ bool llama_kv_budget_member::fits(bool ahead) const {
 bool llama_kv_budget_member::fits_rows(const llama_kv_dynamic_cache & cache, const llama_kv_rows & rows) const {
     const auto & storage = cache.storage();
 
-    // without a budget there can be no types to count in
+    // Without a budget, there may be no cells and no types to count with.
     if (!budget || rows == storage.rows()) {
         return true;
     }
@@ -211,7 +211,7 @@ bool llama_kv_budget_member::step_down(bool is_full) {
 
     const size_t n_bytes_old = n_bytes_caches();
 
-    // a growth is held against the budget again when the cells are smaller
+    // If a growth is requested, it is checked against the budget again after the change, so the check here must be as strict.
     const bool is_growth = dyn.any([](const auto * cache) { return cache->requested.has_rows(); });
 
     for (const auto type : budget->types) {
@@ -223,7 +223,7 @@ bool llama_kv_budget_member::step_down(bool is_full) {
             continue;
         }
 
-        // before the types change, after which there can be no memory to account for it
+        // set types_first before the types change, because counting the bytes after the change can find no memory and throw
         const auto first = std::exchange(types_first, types_first.first == GGML_TYPE_COUNT ? dyn.retype->types() : types_first);
 
         const int32_t res = dyn.retype->set_types(next.first, next.second);
@@ -239,7 +239,8 @@ bool llama_kv_budget_member::step_down(bool is_full) {
         if (res == LLAMA_MEMORY_TYPE_OK) {
             budget->usage.n_down++;
 
-            // without memory next to the cells, nothing was freed: the next type would not help either
+            // If there was no memory for a copy, the cells were converted inside of their own memory. Nothing was freed then, and
+            // smaller types would not free anything either.
             return n_bytes_caches() < n_bytes_old;
         }
 
@@ -260,10 +261,10 @@ void llama_kv_budget_member::step_up() {
     const size_t n_bytes = n_bytes_next(false, types_first.first, types_first.second);
 
     if (!is_within(n_bytes) && n_bytes_above_with(n_bytes) > n_bytes_grown()) {
-        return; // it would not fit without the growth of the compute buffers either
+        return; // the first types would not fit even without the growth of the compute buffers
     }
 
-    // compute buffers do not shrink by themselves, and these were sized for cells that are freed by now
+    // free the compute buffers: they do not shrink by themselves, and their size is that for cells that are freed now
     dyn.compute.create_sched();
 
     if (is_within(n_bytes) && dyn.retype->set_types(types_first.first, types_first.second) == LLAMA_MEMORY_TYPE_OK) {
@@ -281,7 +282,7 @@ void llama_kv_budget_member::forget_first_types() {
 bool llama_kv_budget_member::make_room() {
     dyn.lctx.synchronize();
 
-    dyn.forget(); // the request of a batch that did not run
+    dyn.forget(); // forget the rows that were requested for a batch that did not run
     step_up();
     begin_account();
 
@@ -292,7 +293,7 @@ bool llama_kv_budget_member::make_room() {
 // C interface
 //
 
-// return the member of a context. null: its types cannot change
+// return the budget member of a context. null: the types of the context cannot change
 static llama_kv_budget_member * member_of(llama_context * ctx) {
     const auto dyn = ctx ? llama_kv_dynamic::of(*ctx) : nullptr;
 
@@ -339,7 +340,7 @@ bool llama_memory_budget_set_other(llama_memory_budget * budget, size_t n_bytes,
     const size_t n_bytes_old = usage.other;
 
     if (usage.n_bytes > 0 && n_bytes > std::max(n_bytes_old, usage.n_bytes)) {
-        return false; // no cell needs to change for that
+        return false; // more than the budget: changing cells cannot help
     }
 
     const auto set = [&](size_t n) {

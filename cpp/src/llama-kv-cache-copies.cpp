@@ -14,13 +14,13 @@ void llama_kv_cache_copies::begin() {
 }
 
 bool llama_kv_cache_copies::copy_stream(uint32_t ssrc, uint32_t sdst) {
-    late_clear.reset(sdst); // all of it becomes the other one
+    late_clear.reset(sdst); // the stream is replaced completely, so it need not be cleared before
 
     cache.planned.copy_stream(ssrc, sdst);
 
     auto & storage = cache.storage();
 
-    // by copy all streams have the same rows
+    // with storage by copy, all streams have the same rows
     if (!cache.is_dynamic() || storage.has_size()) {
         return false;
     }
@@ -44,14 +44,14 @@ bool llama_kv_cache_copies::copy_stream(uint32_t ssrc, uint32_t sdst) {
 
     has_late = true;
 
-    pending.ssrc.push_back(ssrc); // it was there: needs no memory
+    pending.ssrc.push_back(ssrc); // needs no memory, because the copy was in the list before
     pending.sdst.push_back(sdst);
 
     return true;
 }
 
 bool llama_kv_cache_copies::end() {
-    has_late = !pending.empty(); // or they have been done
+    has_late = !pending.empty(); // also false if the late copies were done
 
     for (size_t s = 0; !has_late && late_clear.any(); ++s) {
         if (late_clear.test(s)) {
@@ -72,7 +72,7 @@ void llama_kv_cache_copies::drop_late() {
 
     for (size_t i = ssrc.size(); i-- > 0; ) {
         const uint32_t s = sdst[i];
-        // compressed rows (DSV4) are copied together with the cells of other caches
+        // the compressed rows of DSV4 have no cells. They are copied together with the cells of other caches
         const bool is_wanted = cache.planned.is_in_use() ?
             cache.dyn->any([&](const auto * other) { return other->has_cells(s); }) : cache.has_cells(s);
 
@@ -130,7 +130,7 @@ bool llama_kv_cache_copies::has_shift(llama_seq_id seq_id) const {
 std::vector<llama_kv_cache_copies::row_range> llama_kv_cache_copies::shift_ranges() const {
     std::vector<row_range> res;
 
-    // without layers the graph has no use for its input
+    // without layers, the graph does not use its input
     if (hparams.rope_type == LLAMA_ROPE_TYPE_NONE || !cache.has_layers()) {
         return res;
     }
@@ -153,14 +153,14 @@ std::vector<llama_kv_cache_copies::row_range> llama_kv_cache_copies::shift_range
 }
 
 void llama_kv_cache_copies::begin_shift(ggml_backend_sched_t sched, const row_range & rows) {
-    // the input of the previous range is about to be overwritten
+    // wait for the previous range, because the input of its graph is about to be overwritten
     if (rows.second < (int64_t) cache.n_rows()*kv.get_n_stream()) {
         ggml_backend_sched_synchronize(sched);
     }
 
     range = rows;
 
-    // by a graph that can need more than any batch
+    // the graph of a shift can need more memory than any batch
     if (cache.dyn) {
         cache.dyn->copies.begin_shift();
     }

@@ -90,7 +90,7 @@ void llama_kv_cell_types::init_rot(ggml_type type_k, ggml_type type_v, bool forc
 
     try {
         rot.init(type_k, type_v, force);
-    } catch (...) { // no memory for a matrix
+    } catch (...) { // there was no memory for a matrix
         rot.n_rot_k = n_rot_k;
         rot.n_rot_v = n_rot_v;
         throw;
@@ -108,13 +108,13 @@ void llama_kv_cell_types::begin_find_rotation() {
     noted_rot_v = nullptr;
 
     if (cache.has_types()) {
-        init_rot(GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, true); // a state can be rotated although the cells are not
+        init_rot(GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, true); // force: a state can be rotated although the cells are not
     }
 }
 
 void llama_kv_cell_types::end_find_rotation(ggml_backend_sched_t sched) {
-    // by the scheduler, which has a backend for each tensor of the graph: once it is split, the nodes on a device have copies of
-    // their inputs as sources, and not the inputs
+    // Ask the scheduler, which has a backend for each tensor of the graph. The nodes cannot be asked: after the split, a node on
+    // a device has copies of the inputs as its sources.
     const auto is_in_graph = [&](ggml_tensor * t) {
         return sched && t && ggml_backend_sched_get_tensor_backend(sched, t);
     };
@@ -202,7 +202,7 @@ void llama_kv_cell_types::set_types(llama_kv_converter & converter, ggml_type ty
     if (!cache.storage().set_types(convert)) {
         converter.set_failed();
     }
-    cache.storage().moved(); // the context knows
+    cache.storage().moved(); // reset the flag, because the context already knows that the tensors have moved
 
     init_rot(type_k, type_v);
 }

@@ -61,7 +61,8 @@ bool llama_kv_compute::reserve_graph() {
 }
 
 bool llama_kv_compute::reserve(bool last) {
-    // in place the tensors stay as they are. before the first batch there is nothing that would have to follow
+    // In place, the tensors stay where they are, so the buffers are not too small. Before the first batch, no buffers are
+    // reserved yet.
     if (!too_small || lctx.sched_need_reserve) {
         too_small = false;
         return true;
@@ -93,14 +94,14 @@ bool llama_kv_compute::reserve(bool last) {
 }
 
 void llama_kv_compute::create_sched() {
-    synchronize(); // a batch without a reader may still use the compute buffers
+    synchronize(); // a batch whose results were not read yet may still use the compute buffers
 
     const uint32_t n_tokens = std::min(lctx.cparams.n_ctx, lctx.cparams.n_ubatch);
 
     lctx.sched.reset(ggml_backend_sched_new(lctx.backend_ptrs.data(), lctx.backend_buft.data(), lctx.backend_ptrs.size(),
                 lctx.graph_max_nodes(n_tokens), lctx.cparams.pipeline_parallel, lctx.cparams.op_offload));
 
-    // the cache of experts sees the copies of the scheduler
+    // the cache of experts must see each copy that the scheduler makes
     ggml_backend_sched_set_copy_callback(lctx.sched.get(), llama_context::sched_copy_experts, &lctx);
 
     drop_graphs();
@@ -113,7 +114,7 @@ void llama_kv_compute::reset_sched() {
     too_small = false;
 
     try {
-        lctx.sched_reserve(); // a pending reservation must run before
+        lctx.sched_reserve(); // a pending reservation must run first
 
         if (reserve_graph()) {
             return;
@@ -124,7 +125,7 @@ void llama_kv_compute::reset_sched() {
 
     LLAMA_LOG_WARN("%s: failed to reserve the compute buffers for what is left of the KV cache\n", __func__);
 
-    // a reservation that failed leaves the scheduler without the buffers that it has given out
+    // A failed reservation leaves the scheduler without its buffers, but tensors still point to them. So create a new scheduler.
     create_sched();
 }
 

@@ -7,13 +7,13 @@
 #include <utility>
 
 void llama_kv_copies::update() {
-    dyn.lctx.sched_reserve(); // if it is due: the update does not expect another scheduler
+    dyn.lctx.sched_reserve(); // a reservation may be due. it must run now, because the update does not expect another scheduler
     dyn.lctx.memory_update(false);
     dyn.synchronize();
 }
 
 bool llama_kv_copies::finish_copies() {
-    // smaller types can make room for the late copies
+    // change to smaller types as long as a copy finds no memory
     while (dyn.any([](const auto * cache) { return cache->copies.is_late(); })) {
         if (!dyn.limit().step_down()) {
             dyn.forget();
@@ -30,7 +30,7 @@ bool llama_kv_copies::finish_update() {
         return false;
     }
 
-    // in smaller types there can be room for the shift
+    // change to smaller types as long as the shift finds no memory for its graph
     while (dyn.is_enabled() && has_late_shift && dyn.any([](const auto * cache) { return cache->copies.has_shift(); })) {
         if (!dyn.limit().step_down()) {
             return false;
@@ -48,7 +48,7 @@ bool llama_kv_copies::finish_update() {
 }
 
 void llama_kv_copies::begin_shift() {
-    // once: with a range that is shifted already, nothing may throw
+    // count the bytes only before the first range: after a range was shifted, nothing may throw
     if (!std::exchange(has_shifted, true)) {
         dyn.limit().begin_account();
     }

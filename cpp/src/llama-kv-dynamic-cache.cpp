@@ -51,7 +51,8 @@ bool llama_kv_dynamic_cache::can_grow() const {
         return false;
     }
 
-    // this backend keeps a part of each tensor on every device and knows them by the address of the tensor they came from
+    // With --split-mode tensor, the backend keeps a part of each tensor on every device. It identifies the parts by the address
+    // of the tensor, which a growth would change.
     if (kv.model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
         LLAMA_LOG_WARN("%s: the KV cache cannot grow with --split-mode tensor, it takes its full size\n", __func__);
         return false;
@@ -60,7 +61,8 @@ bool llama_kv_dynamic_cache::can_grow() const {
     return true;
 }
 
-// use one layout for all layers: if the memory of one layer has no pages, all layers grow by copy
+// create a storage in place. null: not possible for this memory, or not wanted
+// All layers use the same kind of storage. If the memory of one layer has no pages, all layers grow by copy.
 std::unique_ptr<llama_kv_storage> llama_kv_dynamic_cache::create_inplace() const {
     const char *      LLAMA_KV_DYNAMIC_STORAGE = getenv("LLAMA_KV_DYNAMIC_STORAGE");
     const std::string wanted                   = LLAMA_KV_DYNAMIC_STORAGE ? LLAMA_KV_DYNAMIC_STORAGE : "";
@@ -85,8 +87,9 @@ std::unique_ptr<llama_kv_storage> llama_kv_dynamic_cache::create_inplace() const
         }
     }
 
-    // on a device only if the user asks for it: it has not run on a GPU yet
-    // transposed V: a page of a device has an element of each of a million rows, all of it would be there after a few
+    // In device memory, use this storage only if the user asks for it, because it has not run on a GPU yet.
+    // Never use it there with transposed V: one page of a device has elements of a million rows, so a few rows would commit all
+    // memory.
     if (!readable_uncommitted && (wanted != "inplace" || kv.v_trans)) {
         return nullptr;
     }
@@ -119,14 +122,14 @@ std::vector<llama_kv_storage::layer> llama_kv_dynamic_cache::layers_of(ggml_cont
 ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
     const auto layers = layers_of(ctx);
 
-    // a cache that shares has all of its layers from the other context, and no buffer. layers of its own would have to grow with
-    // those, and change their types with them
+    // A cache that shares its layers has all of them from the other context, and allocates no tensors. Layers of its own would
+    // have to grow, and change their types, together with the shared layers.
     if (owner && owner->is_dynamic()) {
         LLAMA_LOG_ERROR("%s: layers beside those of another context, whose KV cache grows\n", __func__);
         return nullptr;
     }
 
-    // decide with the first buffer. a cache that has returned to a fixed size keeps that size
+    // choose the storage with the first buffer. If the cache has returned to a fixed size, it keeps that size
     if (kv.ctxs_bufs.empty() && can_grow()) {
         auto inplace = dyn->any([&](const auto * other) { return other->has_size_like(*this); }) ? nullptr : create_inplace();
         auto copy    = llama_kv_storage_create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
@@ -143,7 +146,7 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
     if (!res && by_copy) {
         LLAMA_LOG_WARN("%s: no addresses for the full KV cache in place, or no memory for its start\n", __func__);
 
-        // graphs are built over caches of one size
+        // other caches must switch as well, because graphs are built over caches of one size
         const auto follows = [&](auto * other) { return !other->by_copy || !has_size_like(*other) || other->restart_by_copy(); };
 
         if (restart_by_copy() && std::all_of(dyn->caches().begin(), dyn->caches().end(), follows)) {
@@ -162,7 +165,7 @@ void llama_kv_dynamic_cache::set_storage(std::unique_ptr<llama_kv_storage> from)
 }
 
 bool llama_kv_dynamic_cache::restart_by_copy() {
-    const auto before = std::move(rows); // freed after its buffers
+    const auto before = std::move(rows); // destroyed after its buffers
 
     if (by_copy->can_grow()) {
         set_storage(std::move(by_copy));
@@ -178,7 +181,7 @@ bool llama_kv_dynamic_cache::restart_by_copy() {
             t->buffer = nullptr;
             t->data   = nullptr;
         }
-        buf.reset(); // nothing is in it
+        buf.reset(); // free it first: it holds no data yet
 
         buf.reset(rows->alloc(ctx.get(), buft, layers_of(ctx.get())));
         if (!buf) {
@@ -207,7 +210,7 @@ bool llama_kv_dynamic_cache::reads_gaps_elsewhere(ggml_cgraph * gf) const {
     return std::any_of(views.begin(), views.end(), [&](const ggml_tensor * view) {
         const ggml_tensor * t = view->view_src;
 
-        // attention's have heads there
+        // a view of attention is different: its second dimension is the heads
         const bool is_all = view->op == GGML_OP_VIEW && view->ne[1] == t->ne[1]*t->ne[2];
 
         return kv.n_stream > 1 || is_all;
@@ -222,7 +225,7 @@ llama_kv_cache::slot_info llama_kv_dynamic_cache::with_purged(llama_kv_cache::sl
     for (size_t s = 0; s < sinfo.n_stream(); ++s) {
         const auto & cells = kv.v_cells[sinfo.strm[s]];
 
-        // as llama_kv_cache::apply_ubatch(): the last position of each sequence that is overwritten
+        // find the positions that are purged as llama_kv_cache::apply_ubatch() does: the last overwritten position of each sequence
         std::map<llama_seq_id, llama_pos> pos_max;
 
         for (const uint32_t idx : sinfo.idxs[s]) {
@@ -250,7 +253,8 @@ llama_kv_cache::slot_info llama_kv_dynamic_cache::with_purged(llama_kv_cache::sl
 }
 
 void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
-    // a draft reads the cells of its target, also together where the target had them in one batch after the other
+    // A draft reads the cells of its target. It may read several streams in one batch that the target has used in different
+    // batches.
     if (dyn && owner && owner->dyn && owner->rows->reads_below()) {
         owner->requested.clear();
         owner->request_windows(sinfos);
@@ -264,7 +268,7 @@ void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
         return;
     }
 
-    // the request of an attempt to place the batch that came to nothing
+    // drop the request of an earlier attempt to place this batch, which failed
     requested.clear();
 
     for (const auto & sinfo : sinfos) {
@@ -281,8 +285,9 @@ void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
     }
 }
 
-// request all rows that attention covers: the same number in each stream of a batch, up to the end of the longest stream, including
-// the earlier parts of the same batch
+// request all rows that attention covers
+// These are the same number of rows in each stream of a batch, up to the end of the longest stream. The earlier parts of the same
+// batch are included.
 void llama_kv_dynamic_cache::request_windows(const slot_info_vec_t & sinfos) {
     uint32_t end = 0;
 
@@ -335,7 +340,7 @@ bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
 
         return res;
     } catch (const std::bad_alloc &) {
-        return false; // then without giving anything back
+        return false; // the caller clears the cells, and no memory is freed
     }
 }
 
@@ -348,7 +353,8 @@ llama_kv_rows llama_kv_dynamic_cache::next_rows(bool ahead) const {
         return rows->next(requested.rows(), ahead, size_cell());
     }
 
-    // over all streams of all caches of this shape: they mirror each other, so they grow by the same steps
+    // sum over all streams of all caches with this number of cells. They grow by the same steps, because graphs are built over
+    // them together
     size_t n_bytes_row = 0;
 
     for (const auto * cache : dyn->caches()) {
@@ -415,7 +421,7 @@ void llama_kv_dynamic_cache::undo_growth() {
 
     try {
         try_resize(growing->rows, growing->n_used, false);
-    } catch (const std::bad_alloc &) { // it keeps more than it had
+    } catch (const std::bad_alloc &) { // the cache keeps more rows than it had before
     }
 
     growing.reset();
@@ -445,7 +451,8 @@ std::vector<uint32_t> llama_kv_dynamic_cache::n_used() const {
         res[s] = planned.is_in_use() ? planned.n_used_of_first(n_max_cells) : kv.v_cells[s].used_max_p1();
     }
 
-    // a pending copy of a stream reads its source with the next batch: these rows stay, although their cells may be free by now
+    // A pending copy of a stream reads its source before the next batch. So the rows of the source stay, even if their cells are
+    // free by now.
     copies.each_reversed([&](uint32_t ssrc, uint32_t sdst) {
         res[ssrc] = std::max(res[ssrc], res[sdst]);
     });
@@ -466,7 +473,7 @@ llama_kv_rows llama_kv_dynamic_cache::used_rows() const {
         }
     }
 
-    // rows that a pending copy will read
+    // add the rows that a pending copy will read
     copies.each_reversed([&](uint32_t ssrc, uint32_t sdst) {
         auto read = res.none();
         read.set_stream(ssrc, res, sdst);
@@ -486,7 +493,7 @@ llama_kv_rows llama_kv_dynamic_cache::rows_after_shrink() const {
         n_cells += kv.v_cells[s].get_used();
     }
 
-    // before the cells are looked at one by one
+    // decide by the number of cells first, because looking at each cell takes longer
     return rows->may_shrink(n_cells, n_peak) ? rows->rest(used_rows(), n_peak) : rows->rows();
 }
 
@@ -502,7 +509,7 @@ void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *>
         cache->copies.drop_late();
     }
 
-    // all of them before the first one shrinks, as no memory may be missing between caches of one size
+    // compute all new sizes before the first cache shrinks: caches of one size must not differ because memory ran out in between
     for (auto * cache : caches) {
         auto rows = cache->rows_after_shrink();
         for (const auto * other : caches) {
@@ -580,7 +587,7 @@ llama_seq_cells llama_kv_dynamic_cache::seq_cells(llama_seq_id seq_id, size_t & 
     const auto & cells = kv.v_cells[s];
     const size_t size  = size_cell();
 
-    // rows without cells (DSV4) belong to the sequences of the stream
+    // rows without cells (DSV4) are divided among the sequences of the stream
     const uint32_t n_seqs = kv.n_seq_max/kv.n_stream;
 
     bytes += planned.is_in_use() ? llama_kv_share(planned.n_used(s)*size, n_seqs, seq_id % n_seqs) : 0;
@@ -593,7 +600,7 @@ llama_seq_cells llama_kv_dynamic_cache::seq_cells(llama_seq_id seq_id, size_t & 
         if (is_own) {
             const size_t n = cells.seq_count(i);
 
-            // sequences of the cell with ids below seq_id
+            // number of sequences of this cell whose ids are smaller than seq_id
             size_t n_before = 0;
             for (llama_seq_id other = 0; n > 1 && other < seq_id; ++other) {
                 n_before += cells.seq_has(i, other);

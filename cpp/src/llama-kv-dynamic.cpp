@@ -65,12 +65,12 @@ llama_kv_dynamic::release_scope::~release_scope() {
     }
 
     try {
-        dyn->forget(); // the request of a batch that did not run
+        dyn->forget(); // forget the rows that were requested for a batch that did not run
         llama_kv_dynamic_cache::release(dyn->all);
 
         dyn->limit().step_up();
         dyn->limit().account();
-    } catch (const std::exception & err) { // none leaves a destructor
+    } catch (const std::exception & err) { // no exception may leave a destructor
         LLAMA_LOG_WARN("%s: no KV memory goes back: %s\n", __func__, err.what());
     }
 
@@ -102,7 +102,7 @@ void llama_kv_dynamic::begin() {
 
     LLAMA_LOG_WARN("%s: attention does not run where the cells are\n", __func__);
 
-    // all of them, since caches that mirror each other have one size
+    // replace the storage of all caches, because caches of one shape must have one size
     for (auto * cache : all) {
         if (cache->has_gaps() && !cache->restart_by_copy()) {
             throw std::runtime_error("failed to allocate buffer for kv cache");
@@ -114,7 +114,7 @@ void llama_kv_dynamic::begin() {
 }
 
 int32_t llama_kv_dynamic::begin_batch(const llama_batch_allocr & balloc) {
-    forget(); // the request of a batch that found no cells
+    forget(); // forget the rows that were requested for a batch for which no cells were found
 
     bool has_memory = false;
 
@@ -138,7 +138,7 @@ bool llama_kv_dynamic::grow_max() {
         cache->requested.add(0, cache->n_max_cells);
     }
 
-    if (!grow(true, false)) { // a context that trains keeps its types
+    if (!grow(true, false)) { // false: a context that trains keeps its types
         return false;
     }
 
@@ -162,7 +162,7 @@ void llama_kv_dynamic::remove_cache(llama_kv_dynamic_cache * cache) {
 }
 
 void llama_kv_dynamic::add_reader(const std::shared_ptr<llama_kv_dynamic> & reader) {
-    // each shared cache adds its own reader, and a draft can be loaded and freed
+    // remove readers that were freed, for example a draft. Each shared cache registers the same reader, so add it only once
     readers.erase(std::remove_if(readers.begin(), readers.end(), [&](const std::weak_ptr<llama_kv_dynamic> & cur) {
         return cur.expired() || cur.lock() == reader;
     }), readers.end());
@@ -198,7 +198,7 @@ void llama_kv_dynamic::forget() {
 }
 
 void llama_kv_dynamic::drop_seq(llama_seq_id seq_id) {
-    // rows that were read are zero again: attention reads masked rows, too
+    // set rows that were read already to zero, because attention reads rows that the mask excludes, too
     for (auto * cache : all) {
         cache->clear_state(seq_id);
     }
@@ -235,7 +235,7 @@ bool llama_kv_dynamic::grow(bool is_batch, bool may_step_down) {
         }
 
         return res;
-    } catch (const std::bad_alloc &) { // to count the bytes
+    } catch (const std::bad_alloc &) { // there was no host memory to count the bytes
         LLAMA_LOG_WARN("%s: not enough host memory to grow the KV cache\n", __func__);
     }
 
@@ -319,7 +319,7 @@ bool llama_kv_dynamic::try_grow(bool ahead) {
         res ? cache->commit_growth() : cache->undo_growth();
     }
 
-    // the compute buffers of a growth beyond the limit
+    // the compute buffers have grown for rows that the limit does not allow, so free them
     if (has_memory && !res && limit().n_bytes_compute() > n_bytes_before) {
         compute.reset_sched();
     }

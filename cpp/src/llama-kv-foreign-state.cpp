@@ -38,7 +38,7 @@ void llama_kv_foreign_state::read_streams(
         rows.emplace_back((int64_t) s*t->ne[1], n);
     }
 
-    // such a state does not contain its rotation: assume the rotation of its type
+    // such a state does not contain its rotation. Assume the rotation that the graphs use for its type
     const uint32_t n_rot_state = types.wanted_rot(false, (ggml_type) type_state, types.cache.cell_types().second);
 
     if (!read_rows(io, t, type_state, false, n_rot_state, false, rows)) {
@@ -46,8 +46,9 @@ void llama_kv_foreign_state::read_streams(
     }
 }
 
-// a state has the rows of K, and of V with flash attention, one after the other, and of transposed V the rows' elements of each
-// line, line after line. it is read in parts that are converted at a time
+// read the rows of a tensor from a state, in parts that are converted at a time
+// K, and V with flash attention: the state contains one row after the other. Transposed V: it contains one line after the other,
+// and a line has one element of each row.
 bool llama_kv_foreign_state::read_rows(
         llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, uint32_t n_rot_state, bool has_size_row,
         const std::vector<row_range> & rows) try {
@@ -57,8 +58,8 @@ bool llama_kv_foreign_state::read_rows(
 
     const auto type = (ggml_type) type_state;
 
-    // the state is external data: check that its type is a type of cells, and that its rotation is none or the one of that type. it can be
-    // rotated although the cells are not (LLAMA_ATTN_ROT_DISABLE)
+    // The state is external data. Check that its type is a type of cells, and that it has no rotation, or the rotation of its type.
+    // A state can be rotated although the cells are not (LLAMA_ATTN_ROT_DISABLE).
     const auto has_rot = [&]() {
         const auto [type_k, type_v] = cache.cell_types();
         const uint32_t n_rot = is_v ? types.wanted_rot(true, type_k, type, true) : types.wanted_rot(false, type, type_v, true);
@@ -73,7 +74,7 @@ bool llama_kv_foreign_state::read_rows(
         return false;
     }
 
-    // the remaining fields of a saved tensor: the size of a row or of an element, and the number of elements
+    // read the remaining fields of a saved tensor: the size of a row or of an element, and the number of elements
     uint32_t n_embd = t->ne[0];
 
     if (trans) {
@@ -94,7 +95,7 @@ bool llama_kv_foreign_state::read_rows(
         }
     }
 
-    std::vector<int64_t> idxs; // of the rows
+    std::vector<int64_t> idxs; // indices of the rows
     for (const auto & [r, n] : rows) {
         idxs.resize(idxs.size() + n);
         std::iota(idxs.end() - n, idxs.end(), r);
@@ -143,10 +144,10 @@ bool llama_kv_foreign_state::read_rows(
                 continue;
             }
 
-            // find the destination of the part, run by run
-            int64_t i = 0; // of the row in the state
+            // write the part into the cache, one run of rows after the other
+            int64_t i = 0; // index of the row in the state
             for (const auto & [r, n_run] : rows) {
-                const size_t size_el = ggml_type_size(t->type); // a block is an element
+                const size_t size_el = ggml_type_size(t->type); // transposed V is not quantized, so a block is one element
 
                 converter.run(
                     { src, i*ggml_type_size(type), src->nb[1], n_run, n },

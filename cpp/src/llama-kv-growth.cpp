@@ -6,7 +6,7 @@ static uint64_t llama_kv_growth_pad(uint64_t n, uint64_t pad) {
     return (n + pad - 1)/pad*pad;
 }
 
-// by copy the attention window n_kv, padded to 256 cells (llama_kv_cache::get_n_kv), has to be inside the tensors
+// with growth by copy, the attention window must be inside the tensors. It is padded to 256 cells (llama_kv_cache::get_n_kv)
 uint32_t llama_kv_growth::block() const {
     return (in_place && !has_windows ? LLAMA_KV_GROWTH_BLOCK_IN_PLACE : LLAMA_KV_GROWTH_START)*std::max(n_pad, 1u);
 }
@@ -36,10 +36,11 @@ uint32_t llama_kv_growth::next(uint32_t n_cur, uint32_t n_need) const {
         std::min<uint64_t>(n_cur/8, LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE/size_cell) :
         std::max<uint64_t>(n_cur/8, std::min<uint64_t>(n_cur, n_bytes_step/size_cell));
 
-    // rounded up: at least a block
+    // at least one block, because the size is rounded up
     uint64_t n_grown = llama_kv_growth_pad(n_cur + std::max<uint64_t>(n_step, 1), block());
 
-    // use an odd number of blocks: one more if the step allows it, otherwise one less, unless that is not a growth
+    // use an odd number of blocks. Add a block if the step allows that. Otherwise remove one, unless the result would not be a
+    // growth
     if (!in_place && n_grown/block() % 2 == 0) {
         if (uint64_t(n_cur) + block() <= n_bytes_step/size_cell) {
             n_grown += block();

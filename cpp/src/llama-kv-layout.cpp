@@ -11,7 +11,7 @@
 
 namespace {
 
-// a tensor as blocks whose first rows are live: one block per stream, or for transposed V ne[0] blocks per stream
+// the blocks of a tensor: one block per stream, or for transposed V, ne[0] blocks per stream. The first rows of each block are live
 struct blocks {
     blocks(const ggml_tensor * t, bool trans) :
         n_per_stream(trans ? t->ne[0] : 1),
@@ -29,12 +29,12 @@ struct blocks {
     }
 };
 
-// rows of stream s that are live in a tensor with n_rows rows
+// return the number of live rows of stream s in a tensor with n_rows rows
 uint32_t n_live(const std::vector<uint32_t> & n_used, int64_t s, uint32_t n_rows) {
     return std::min(n_used.at(s), n_rows);
 }
 
-// n bytes from one place to another on the same device, without the host where the backend can
+// copy n bytes on the same device, without the host if the backend can do that
 void copy_bytes(ggml_context * ctx, ggml_tensor * src, size_t offs_src, ggml_tensor * dst, size_t offs_dst, size_t n) {
     const size_t size_el = ggml_row_size(src->type, src->ne[0]);
 
@@ -55,8 +55,9 @@ void llama_kv_copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst
     const uint32_t n_src = src->ne[1];
     const uint32_t n_dst = dst->ne[1];
 
-    // transposed V on a device has ne[0] short parts per stream. read the whole layer into host memory and write it back, with one
-    // transfer each, instead of one transfer per part. the host memory holds only one layer at a time
+    // On a device, transposed V has ne[0] short parts per stream. Copying each part needs a transfer of its own. So read the
+    // whole layer into host memory with one transfer, and write it back with another. The host memory holds only one layer at a
+    // time.
     const bool is_host = ggml_backend_buffer_is_host(src->buffer) && ggml_backend_buffer_is_host(dst->buffer);
     const bool is_via  = !is_host && trans;
 
@@ -124,7 +125,7 @@ void llama_kv_adopt(ggml_tensor * t, const ggml_tensor * src) {
     t->data   = nullptr;
     t->extra  = nullptr;
 
-    // initializes t in the buffer, as it did src
+    // this also initializes t in the buffer, as src was initialized
     ggml_backend_tensor_alloc(src->buffer, t, src->data);
 }
 
@@ -134,8 +135,8 @@ void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const 
 
     const uint32_t n_old = t->ne[1];
 
-    // on a device through the host: where rows move, all of it in one transfer each way if there is memory for that. else a piece
-    // at a time
+    // On a device, the rows move through the host. If rows move, transfer the whole tensor to the host and back at once, if there
+    // is host memory for that. Otherwise, transfer small pieces.
     const bool is_host = ggml_backend_buffer_is_host(t->buffer);
 
     const std::unique_ptr<char[]> copy(is_host || n_rows == n_old || !llama_kv_limits_allow(ggml_nbytes(t)) ? nullptr : new (std::nothrow) char[ggml_nbytes(t)]);

@@ -17,7 +17,7 @@
 
 namespace {
 
-// UINT64_MAX if the file does not hold a number: "max" in cgroup v2
+// read a number from a file. The result is UINT64_MAX if the file contains no number, for example "max" in cgroup v2
 uint64_t read_number(const std::string & path) {
     std::ifstream file(path);
     std::string   word;
@@ -29,7 +29,7 @@ uint64_t read_number(const std::string & path) {
     return strtoull(word.c_str(), nullptr, 10);
 }
 
-// the sum of these keys in a file with lines "key value" or "key: value kB", 0 where they are missing
+// return the sum of the values of these keys in a file with lines "key value" or "key: value kB". A missing key counts as 0
 uint64_t read_keys(const std::string & path, const std::initializer_list<const char *> keys, uint64_t unit) {
     std::ifstream file(path);
     std::string   line;
@@ -52,7 +52,7 @@ uint64_t read_keys(const std::string & path, const std::initializer_list<const c
     return res;
 }
 
-// return the memory that a cgroup has left, including its reclaimable page cache. UINT64_MAX: no limit
+// return the bytes that a cgroup can still allocate. Its page cache counts as free, because it is reclaimable. UINT64_MAX: no limit
 uint64_t cgroup_left(const std::string & dir, const char * name_max, const char * name_cur, const char * prefix) {
     const uint64_t max = read_number(dir + "/" + name_max);
     const uint64_t cur = read_number(dir + "/" + name_cur);
@@ -70,8 +70,9 @@ uint64_t cgroup_left(const std::string & dir, const char * name_max, const char 
     return max - std::min(max, held);
 }
 
-// include the limits of all parent cgroups
-// in a container, the path can be the host's, while the cgroup itself is mounted: the last round reads the mount point
+// return the bytes that a cgroup and all of its parents can still allocate
+// In a container, `path` can be the path on the host, although the cgroup itself is mounted at `mount`. So the last round reads
+// `mount`.
 uint64_t cgroups_left(const std::string & mount, std::string path, const char * name_max, const char * name_cur, const char * prefix) {
     uint64_t res = UINT64_MAX;
 
@@ -92,7 +93,7 @@ uint64_t cgroups_left(const std::string & mount, std::string path, const char * 
 } // namespace
 
 size_t llama_kv_limits_available(const std::string & root) {
-    uint64_t res = UINT64_MAX; // also where addresses have 32 bits
+    uint64_t res = UINT64_MAX; // 64 bits even on a system with addresses of 32 bits
 
     const std::string meminfo = root + "/proc/meminfo";
 
@@ -100,7 +101,7 @@ size_t llama_kv_limits_available(const std::string & root) {
         res = total + read_keys(meminfo, { "SwapFree:" }, 1024);
     }
 
-    // lines "id:controllers:path", v2 has no controllers
+    // lines have the form "id:controllers:path". In cgroup v2, controllers is empty
     std::ifstream file(root + "/proc/self/cgroup");
     std::string   line;
 
@@ -134,7 +135,7 @@ size_t llama_kv_limits_available(const std::string & root) {
 
 #endif
 
-// return the margin to keep free on a device in MiB, -1 if the user has set none
+// return the margin in MiB that stays free on a device. -1: the user has not set a margin
 static int64_t margin_mib() {
     const char * LLAMA_KV_DYNAMIC_MARGIN = getenv("LLAMA_KV_DYNAMIC_MARGIN");
     if (!LLAMA_KV_DYNAMIC_MARGIN) {
@@ -155,9 +156,10 @@ static int64_t margin_mib() {
     return res;
 }
 
-// return the bytes that buffers of a type can use: the free memory of the device, less a margin for memory that the backend allocates
-// during computation. that amount is not known in advance: a 64th of the device's memory, or LLAMA_KV_DYNAMIC_MARGIN=MIB. returns
-// SIZE_MAX if the device reports no memory
+// return the bytes that buffers of this type can allocate: the free memory of the device, less a margin
+// The margin is for memory that the backend allocates during computation, whose amount is not known in advance. It is a 64th of
+// the device's memory, or LLAMA_KV_DYNAMIC_MARGIN=MIB.
+// The result is SIZE_MAX if the device does not report its memory.
 static size_t available_for(ggml_backend_buffer_type_t buft) {
     if (ggml_backend_buft_is_host(buft)) {
         return llama_kv_limits_available();
@@ -194,12 +196,12 @@ bool llama_kv_limits_have(ggml_backend_buffer_type_t buft, size_t n_bytes) {
 bool llama_kv_limits_allow(size_t n_bytes) try {
     static std::mutex mutex;
 
-    static size_t  n_left = 0; // of the memory at the last query
+    static size_t  n_left = 0; // free memory at the last query, less the memory that was allowed since
     static int64_t t_last = 0;
 
     const std::lock_guard<std::mutex> lock(mutex);
 
-    // a query needs more time than the commit of a few pages. skip it for sizes that are small against the last result
+    // A query takes longer than committing a few pages. So skip it if n_bytes is small in comparison to the last result.
     if (n_bytes > n_left/16 || ggml_time_us() - t_last > 1000*1000) {
         n_left = llama_kv_limits_available();
         t_last = ggml_time_us();
@@ -214,6 +216,6 @@ bool llama_kv_limits_allow(size_t n_bytes) try {
     }
 
     return true;
-} catch (const std::bad_alloc &) { // from the query: an undo of a growth continues without it
+} catch (const std::bad_alloc &) { // the query needs host memory. a caller that undoes a growth continues without it
     return false;
 }

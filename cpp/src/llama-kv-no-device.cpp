@@ -1,4 +1,4 @@
-// In place of the layer "device", where a tree does not have it: no device has pages. compiled by llama-kv.cmake if
+// Replacement for the layer `device` in a tree that does not have it: no device has pages. llama-kv.cmake compiles this file if
 // llama-kv-pages-device.cpp is missing
 
 #include "llama-kv-pages.h"

@@ -1,4 +1,4 @@
-// Pages of a device: what ggml-pages.h offers, in the terms of llama-kv-pages.h
+// Pages of a device: an implementation of llama-kv-pages.h that uses ggml-pages.h
 
 #include "llama-kv-pages.h"
 
@@ -14,7 +14,7 @@ namespace {
 
 class device_pages : public llama_kv_pages {
 public:
-    // of a buffer that pages_i made. it is not touched by the destructor
+    // buf: a buffer that pages_i has created. The destructor does not free it
     device_pages(const ggml_backend_pages_i * pages_i, ggml_backend_buffer_t buf, size_t size_page) :
         llama_kv_pages((char *) ggml_backend_buffer_get_base(buf), ggml_backend_buffer_get_size(buf), size_page), pages_i(pages_i), buf(buf) {}
 
@@ -38,7 +38,7 @@ protected:
         return pages_i->map(buf, i0*size_page, (i1 - i0)*size_page);
     }
 
-    // pages that the driver does not unmap stay counted, and must not be used either
+    // Pages that the driver does not unmap still count as committed, but must not be used either.
     void discard(size_t i0, size_t i1) override {
         pages_i->unmap(buf, i0*size_page, (i1 - i0)*size_page);
     }
@@ -50,7 +50,7 @@ protected:
     }
 
 private:
-    // needs no memory
+    // return a tensor of bytes of the buffer. This needs no memory
     ggml_tensor bytes(size_t offset, size_t size) const {
         ggml_tensor res = {};
 
@@ -72,7 +72,7 @@ private:
 
 } // namespace
 
-// null: the device has none
+// return the functions for pages of the device. null: the device has no pages
 static const ggml_backend_pages_i * pages_of(ggml_backend_buffer_type_t buft) {
     ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
     ggml_backend_reg_t reg = dev ? ggml_backend_dev_backend_reg(dev) : nullptr;
@@ -101,7 +101,7 @@ llama_kv_paged_buffer llama_kv_pages_reserve_device(ggml_backend_buffer_type_t b
     return { std::move(buf), std::move(pages) };
 }
 
-#else // an installed ggml (LLAMA_USE_SYSTEM_GGML) can be upstream's
+#else // an installed ggml (LLAMA_USE_SYSTEM_GGML) may be upstream's, which has no ggml-pages.h
 
 size_t llama_kv_pages_size_device(ggml_backend_buffer_type_t) {
     return 0;

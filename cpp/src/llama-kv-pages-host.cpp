@@ -1,12 +1,14 @@
-// A range of plain host memory. By system
-//   - Linux: mmap(MAP_NORESERVE), MADV_POPULATE_WRITE if the kernel supports it (5.14), otherwise a write to each page, MADV_DONTNEED.
-//     Transparent huge pages are off for the range, even if the system uses them everywhere: a page of 4 KiB would become 2 MiB, at
-//     the commit or later, when the kernel fills a hole. Rejected: huge pages for regions that are committed completely. 64 MiB at a
-//     time needed six times as long on a virtual machine, whose host had to find the memory.
-//   - macOS, BSD: a write to each page. Freed pages are mapped again, because MADV_FREE and similar calls do not promise zeros.
-//   - Windows: the range is committed as a whole. This uses no memory, only a promise of the page file, which the system refuses at
-//     once if it is too large. Freed pages are set to zero and leave the working set, but stay committed: they must be readable, and
-//     a new commit could fail.
+// A range of pages in plain host memory. The details depend on the system:
+//   - Linux: mmap(MAP_NORESERVE). A commit uses MADV_POPULATE_WRITE if the kernel supports it (5.14), otherwise a write to each
+//     page. Pages are freed with MADV_DONTNEED. Transparent huge pages are off for the range, even if the system uses them
+//     everywhere. Otherwise a page of 4 KiB would become 2 MiB, at the commit or later, when the kernel fills a hole. Rejected:
+//     huge pages for regions that are committed completely. 64 MiB at a time needed six times as long on a virtual machine, whose
+//     host had to find the memory.
+//   - macOS, BSD: a commit writes to each page. Freed pages are mapped again, because MADV_FREE and similar calls do not promise
+//     zeros.
+//   - Windows: the range is committed as a whole. This uses no memory, only a promise of the page file. The system refuses a
+//     range that is too large at once. Freed pages are set to zero and leave the working set, but stay committed, because they
+//     must be readable, and a new commit could fail.
 
 #include "llama-kv-pages.h"
 
@@ -14,7 +16,7 @@
 
 #include "ggml.h"
 #include "ggml-backend.h"
-#include "../ggml/src/ggml-backend-impl.h" // the type of a buffer, which nothing public sets
+#include "../ggml/src/ggml-backend-impl.h" // for the type of a buffer, which no public function sets
 
 #include <cstring>
 
@@ -33,7 +35,7 @@
 
 #ifdef __linux__
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 // since Linux 5.14, and in few headers
+#define MADV_POPULATE_WRITE 23 // since Linux 5.14. few headers define it
 #endif
 #endif
 
@@ -56,7 +58,7 @@ void sys_free(char * base, size_t size) {
 
 void sys_discard(char * addr, size_t size) {
     memset(addr, 0, size);
-    VirtualUnlock(addr, size); // of unlocked pages: removes them from the working set
+    VirtualUnlock(addr, size); // for pages that are not locked, this removes them from the working set
 }
 
 #else
@@ -74,7 +76,7 @@ char * sys_reserve(size_t size) {
     }
 
 #ifdef __linux__
-    madvise(res, size, MADV_NOHUGEPAGE); // an error if the kernel has none: as well
+    madvise(res, size, MADV_NOHUGEPAGE); // ignore the error of a kernel without huge pages
 #endif
 
     return (char *) res;
@@ -97,7 +99,7 @@ void sys_discard(char * addr, size_t size) {
 
 #endif
 
-// make the pages of size_page bytes real, at once where the system can do that. false: there is no memory
+// allocate the memory of pages at once, if the system can do that. returns false if there is no memory
 bool sys_commit(char * addr, size_t size, size_t size_page) {
 #ifdef __linux__
     for (int i = 0; i < 1000; ++i) {
@@ -136,11 +138,11 @@ public:
     void clear() override {
         discard(0, n_bytes/size_page);
 
-        // the pages were committed a moment ago. if a commit fails now, they are allocated on the first write
+        // The pages were committed a moment ago, so a commit should succeed. If it fails, they are allocated on the first write.
         committed.each_run([this](size_t i0, size_t i1) { commit(i0, i1); });
     }
 
-    // fill the committed pages
+    // set all bytes of the committed pages to a value
     void fill(uint8_t value) {
         committed.each_run([&](size_t i0, size_t i1) { memset(base + i0*size_page, value, (i1 - i0)*size_page); });
     }
@@ -158,7 +160,7 @@ protected:
         (void) i0;
         (void) i1;
 
-        return true; // they are allocated on the first write
+        return true; // the pages are allocated on the first write
     }
 
     void discard(size_t i0, size_t i1) override {
@@ -225,7 +227,7 @@ static void buffer_clear(ggml_backend_buffer_t buf, uint8_t value) {
     pages.clear();
 
     if (value != 0 && buf->size == pages.size()) {
-        memset(pages.data(), value, pages.size()); // it is there as a whole, see llama_kv_alloc_zero()
+        memset(pages.data(), value, pages.size()); // the whole range exists, see llama_kv_alloc_zero()
     } else if (value != 0) {
         pages.fill(value);
     }
@@ -239,8 +241,8 @@ llama_kv_paged_buffer llama_kv_pages_reserve_host(size_t size) {
 
     llama_kv_paged_buffer res = { ggml_backend_buffer_ptr(ggml_backend_cpu_buffer_from_ptr((*pages)->data(), (*pages)->size())), *pages };
 
-    // use ggml's functions for a buffer from a pointer, except those that depend on the range, and the type: the type of such a buffer
-    // claims that a file is mapped there
+    // Use ggml's functions for a buffer from a pointer, except those that depend on the range. Also set the buffer type to the
+    // CPU's, because the type of a buffer from a pointer means that a file is mapped there.
     if (res.buf) {
         res.buf->buft              = ggml_backend_cpu_buffer_type();
         res.buf->context           = pages.release();

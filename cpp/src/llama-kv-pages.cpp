@@ -5,7 +5,7 @@
 #include "ggml.h"
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
-#include "../ggml/src/ggml-backend-impl.h" // the size of a buffer, which nothing public sets
+#include "../ggml/src/ggml-backend-impl.h" // for the size of a buffer, which no public function sets
 
 #include <algorithm>
 #include <new>
@@ -39,7 +39,7 @@ bool llama_kv_pages::assign(const llama_kv_set & set) {
     missing -= committed;
     extra   -= set;
 
-    // nothing is allocated below
+    // nothing is allocated from here on
 
     const size_t n_missing = missing.count();
 
@@ -51,7 +51,7 @@ bool llama_kv_pages::assign(const llama_kv_set & set) {
 
     missing.each_run([&](size_t i0, size_t i1) { res = res && !llama_kv_fault_alloc() && commit(i0, i1); });
 
-    // without memory, discard all missing pages: discarding a page that was not committed is harmless
+    // if a commit failed, discard all missing pages. Discarding a page that was not committed is harmless
     const auto & gone = res ? extra : missing;
 
     gone.each_run([&](size_t i0, size_t i1) { discard(i0, i1); });
@@ -105,7 +105,8 @@ void llama_kv_paged_buffer::show(ggml_backend_buffer_t buf, const llama_kv_pages
 }
 
 size_t llama_kv_pages_n_bytes_padding(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
-    // attention without flash attention uses a head as a row: the shorter a row is, the more bytes after it are read
+    // Without flash attention, a kernel uses a head as a row. The shorter a row is, the more bytes after it are read. So also
+    // check a row of one block.
     ggml_tensor block = {};
     block.type = t->type;
     std::fill(block.ne, block.ne + GGML_MAX_DIMS, 1);

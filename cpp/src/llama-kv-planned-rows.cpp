@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 void llama_kv_planned_rows::request(const seq_rows & n) {
-    // attention covers as many rows of each stream of a batch as the longest one has
+    // attention reads the same number of rows in each stream of a batch, namely as many as the longest stream has
     const int64_t end = std::min<int64_t>(*std::max_element(n.begin(), n.end()), cache.n_max_cells);
 
     in_use = true;
@@ -32,7 +32,7 @@ void llama_kv_planned_rows::request(const seq_rows & n) {
         }
     }
 
-    // dummy writes use the last row of the tensors: outside of the attention window, where unwritten rows must be zero
+    // Dummy writes use the last row of the tensors. It is outside of the attention window, in which unwritten rows must be zero.
     if (!cache.storage().has_size()) {
         cache.requested.add(cache.n_max_cells - 1, cache.n_max_cells);
     }
@@ -40,7 +40,7 @@ void llama_kv_planned_rows::request(const seq_rows & n) {
 
 void llama_kv_planned_rows::undo_request() {
     for (size_t s = 0; s < n_rows.size(); ++s) {
-        n_rows[s] = std::min(n_rows[s], n_rows_before[s]); // or fewer: the sequence was removed
+        n_rows[s] = std::min(n_rows[s], n_rows_before[s]); // fewer rows if the sequence was removed since
     }
 }
 
@@ -79,7 +79,7 @@ bool llama_kv_planned_rows::grow(
         kv->dyn->planned.request(n);
     }
 
-    const auto & dyn = rows[0].first->dyn->dyn; // of all of them
+    const auto & dyn = rows[0].first->dyn->dyn; // all caches belong to the same context
 
     if (!dyn || dyn->grow()) {
         return true;
@@ -125,7 +125,8 @@ uint32_t llama_kv_planned_rows::rows_to_save(uint32_t n, uint32_t s0, uint32_t n
             cache.requested.add(s, 0, n);
         }
 
-        // the rows of other caches are noted already, in the types that they have
+        // Rows that other caches need are requested already. Their types must not change now, because the state is written in the
+        // current types.
         if (cache.requested.is_pending() && !cache.dyn->grow(false, false)) {
             throw std::runtime_error("no memory for the rows of a state");
         }

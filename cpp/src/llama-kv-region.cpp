@@ -121,7 +121,7 @@ size_t llama_kv_region::n_pages(const strip & t, const llama_kv_rows & rows) con
 }
 
 size_t llama_kv_region::n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const {
-    // each tensor starts on a page of its own
+    // pages of different tensors are counted separately, because each tensor starts on a page of its own
     size_t res = 0;
     for (const auto & l : layers) {
         res += n_pages(make_strip(l.k, type_k, false), rows) + (l.v ? n_pages(make_strip(l.v, type_v, true), rows) : 0);
@@ -145,7 +145,8 @@ bool llama_kv_region::commit_ahead(const llama_kv_region & from, const llama_kv_
         return true;
     }
 
-    // behind the rows that are done a page of each is not given back or not full, and one can be shared by two streams
+    // In each tensor, the last page that was read may be partly converted and not freed yet, and the last page that was written
+    // may be partly filled. One more page can be shared by each pair of streams.
     size_t n_least = 2 + rows.n_stream();
     size_t n_all   = 0;
 
@@ -153,15 +154,16 @@ bool llama_kv_region::commit_ahead(const llama_kv_region & from, const llama_kv_
         const size_t n_from = from.n_pages(from.strips[i], rows);
         const size_t n_to   = n_pages(strips[i], rows);
 
-        n_least += n_to - std::min(n_to, n_from); // smaller rows, but over more edges of pages
+        n_least += n_to - std::min(n_to, n_from); // rows are smaller in the new type, but can touch more pages
         n_all   += n_to;
     }
 
-    // return the bytes that are converted at once
+    // return the bytes that are converted at a time
     const auto size_of = [](const ggml_tensor * t) -> size_t {
         const int64_t n = t ? t->ne[0]*llama_kv_n_lines(t->type, t->ne[0], LLAMA_KV_CONVERT_ELEMENTS) : 0;
 
-        return t ? ggml_row_size(t->type, std::max(n, LLAMA_KV_CONVERT_ELEMENTS)) : 0; // transposed lines can be as many
+        // a part of transposed lines can have LLAMA_KV_CONVERT_ELEMENTS elements
+        return t ? ggml_row_size(t->type, std::max(n, LLAMA_KV_CONVERT_ELEMENTS)) : 0;
     };
     const size_t size_page = mem.pages->page_size();
     const size_t size      = std::max(size_of(layers[0].k), size_of(layers[0].v));
@@ -218,7 +220,7 @@ bool llama_kv_region::convert_tensor(
 
     const size_t size_page = mem.pages->page_size();
 
-    // f(offset, size) of lines, at once where they are one after the other
+    // call f(offset, size) for the memory of some lines. If there are no gaps between the lines, call it once for all of them
     const auto each_range = [](const strip & t, const llama_kv_lines & lines, auto && f) {
         const size_t size = ggml_row_size(lines.t->type, lines.n);
         const bool   dense = size == lines.stride;
@@ -228,7 +230,7 @@ bool llama_kv_region::convert_tensor(
         }
     };
 
-    size_t done = from.offset; // all bytes before it are freed
+    size_t done = from.offset; // all bytes before this offset are freed
     bool   res  = true;
 
     const auto convert_lines = [&](const llama_kv_lines & lines, const llama_kv_lines & lines_to) {
@@ -240,7 +242,8 @@ bool llama_kv_region::convert_tensor(
         convert(lines, lines_to, is_v);
 
         each_range(from, lines, [&](size_t offset, size_t size) {
-            // in ascending order, except for transposed V: a page is freed when all of it is converted, even in several parts
+            // Lines are converted in ascending order, except for transposed V. So free from `done` on: a page is freed when all
+            // of it is converted, even if that took several parts.
             const size_t begin = from.n > 1 ? offset : done;
 
             mem.pages->give(begin, offset + size - begin);

@@ -211,8 +211,7 @@ int32_t llama_kv_retype::set_types(ggml_type type_k, ggml_type type_v) {
         res = prepare_types(type_k, type_v);
 
         if (res == LLAMA_MEMORY_TYPE_OK) {
-            // limit the conversion to the size of the compute buffers. Otherwise, allocating larger ones could fail and lose the
-            // buffers
+            // limit the conversion to the existing compute buffers, because a failed allocation of larger ones would lose them
             converter.fit();
         }
 
@@ -291,8 +290,8 @@ int32_t llama_set_memory_type(llama_context * ctx, ggml_type type_k, ggml_type t
         try {
             dyn->forget(); // forget the rows that were requested for a batch that did not run
             res = dyn->retype->set_types(type_k, type_v);
-        // There was no memory to count the bytes. That happens only before anything has changed, or after everything has changed.
         } catch (const std::bad_alloc &) {
+            // there was no memory to count the bytes, either before anything had changed, or after everything had changed
             res = dyn->retype->types() == std::make_pair(type_k, type_v) ? LLAMA_MEMORY_TYPE_OK : LLAMA_MEMORY_TYPE_NO_MEMORY;
         }
 

@@ -20,7 +20,7 @@ void llama_kv_row_request::add(uint32_t s, uint32_t i0, uint32_t i1) {
             }
         }
     } catch (const std::bad_alloc &) {
-        cache.dyn->fail_request(); // upstream's prepare() has no way to fail here
+        cache.dyn->fail_request(); // upstream's prepare(), which calls this function, cannot report an error here
     }
 }
 

@@ -10,7 +10,7 @@
 llama_kv_set::llama_kv_set(size_t n) : n(n), bits((n + 63)/64, 0) {
 }
 
-// f(word, mask of its bits in [i0, i1))
+// call f(word, mask of the bits of the word that are in [i0, i1)) for each word
 template <typename F>
 static void each_word(std::vector<uint64_t> & bits, size_t i0, size_t i1, F && f) {
     while (i0 < i1) {

@@ -9,17 +9,17 @@
 void llama_kv_state_rows::begin_write(llama_seq_id seq_id, llama_state_seq_flags flags) {
     auto * dyn = cache.dyn.get();
 
-    // llama_io_write_device counts blocks instead of elements: most of the rows would be missing
+    // llama_io_write_device would count blocks of quantized cells instead of elements, so most of the rows would be missing
     if ((flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE) && dyn && (dyn->is_enabled() || dyn->usage.has_retyped()) && cache.has_types() &&
             (ggml_is_quantized(cache.cell_types().first) || ggml_is_quantized(cache.cell_types().second))) {
         throw std::runtime_error("a state on the device cannot have quantized cells");
     }
 
-    if (!dyn || !dyn->is_enabled() || !dyn->copies.is_pending(seq_id)) { // in any of the caches: this one may be of a fixed size
+    if (!dyn || !dyn->is_enabled() || !dyn->copies.is_pending(seq_id)) { // check all caches, because this one may have a fixed size
         return;
     }
 
-    // in a static cache the batch that found no memory for it would have done that
+    // make the pending copy now. In a static cache, the batch that failed for lack of memory would already have made it
     dyn->copies.update();
 
     if (dyn->copies.is_pending(seq_id)) {
@@ -38,10 +38,11 @@ bool llama_kv_state_rows::grow(llama_io_read_i & io) {
         return true;
     }
 
-    // rows that were read but not written yet have offsets in the current layout
+    // write rows that were read but not written yet, because their offsets are those of the current layout
     io.flush();
 
-    // pending writes of a state on the device are not flushed, and have the current types
+    // If the state is in device memory, flush() has not written its rows, and they have the current types. So types must not
+    // change.
     const bool res = cache.dyn->grow(false, !on_device);
     if (!res) {
         drop();
@@ -60,10 +61,10 @@ llama_kv_dynamic_room llama_kv_state_rows::reserve(llama_io_read_i & io, const l
     auto * dyn = cache.dyn.get();
 
     if (dyn) {
-        dyn->forget(); // the request of a batch that did not run
+        dyn->forget(); // forget the rows that were requested for a batch that did not run
     }
 
-    // find a late copy from or to cells that the state overwrites
+    // find a late copy that reads or writes cells that the state will overwrite
     const auto is_late = [&](const auto * other) { return other->copies.is_late_in(sinfo.strm); };
 
     if (dyn && dyn->any(is_late)) {
@@ -88,7 +89,7 @@ llama_kv_dynamic_room llama_kv_state_rows::reserve(llama_io_read_i & io, const l
 
 llama_kv_dynamic_room llama_kv_state_rows::room(const llama_kv_cache::slot_info & sinfo) const {
     if (cache.copies.is_late_in(sinfo.strm)) {
-        return { 0 }; // the copy that the state was refused for still reads them
+        return { 0 }; // the late copy, because of which the state was refused, still reads the cells
     }
 
     for (size_t s = 0; s < sinfo.n_stream(); ++s) {

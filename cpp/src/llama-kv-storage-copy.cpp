@@ -1,18 +1,18 @@
-// Storage that grows by copy: the tensors have the rows [0, n) of each stream.
+// Storage that grows by copy. The tensors have the rows [0, n) of each stream.
 //
 // Constraints
-//   - One buffer per layer, and a layer's old buffer is freed before the next layer is allocated: the transient of a growth
-//     is one layer, not old + new. At the start all layers of a device are in one buffer.
-//   - All layers have the same number of rows when try_resize() returns: the row indices that the graphs write to
-//     (set_input_k_idxs, set_input_v_idxs) are shared by all layers and contain it as a stride.
-//   - A failed growth needs no memory to be undone: the layers that had already grown are laid out for the old size inside
-//     their new, larger buffers. Only then they are moved to smaller ones, if these can be had.
-//   - One block of rows is always beyond what can be used, unless all rows are there, see llama-kv-growth.h.
+//   - Each layer has its own buffer. The old buffer of a layer is freed before the next layer is allocated. So a growth needs
+//     extra memory for one layer, not for the whole cache. At the start, all layers of a device are in one buffer.
+//   - All layers have the same number of rows when try_resize() returns. The reason is that all layers share the row indices that
+//     the graphs write to (set_input_k_idxs, set_input_v_idxs), and the indices depend on the number of rows.
+//   - Undoing a failed growth needs no memory. The layers that have already grown change to the layout of the old size inside
+//     their new, larger buffers. After that, they move to smaller buffers, if these can be allocated.
+//   - The last block of rows is never used, unless all rows exist, see llama-kv-growth.h.
 //
-// In plain host memory, each buffer is a range of pages: new rows are zero without a write, use memory on their first use, and a freed
-// buffer returns its memory at once. Such memory is promised but not allocated, so a growth first checks whether all of it is available
-// as far as that is known (llama-kv-limits.h). Another process can still allocate it meanwhile. The accounting counts promised memory
-// as committed.
+// In plain host memory, each buffer is a range of pages. New rows are zero without a write, and they use memory only after the
+// first write. A freed buffer returns its memory at once. Because such memory is promised but not allocated, a growth first
+// checks whether all of it is available, as far as that is known (llama-kv-limits.h). Another process can still allocate the
+// memory after the check. The accounting counts promised memory as committed.
 
 #include "llama-kv-storage.h"
 
@@ -105,7 +105,7 @@ public:
             return false;
         }
 
-        is_moved = true; // also when it fails: a layer may have a new buffer
+        is_moved = true; // also if the function fails, because a layer may have a new buffer
 
         for (size_t i = 0; i < layers.size(); ++i) {
             if (move_layer(layers[i], n_new, n_used)) {
@@ -121,7 +121,7 @@ public:
                 shrink_layer(layers[j], n_old, n_used);
             }
 
-            // free the larger buffers
+            // move the layers to smaller buffers again, as long as these can be allocated
             for (size_t j = 0; j < i && move_layer(layers[j], n_old, n_used); ++j) {}
             return false;
         }
@@ -139,10 +139,11 @@ public:
         const bool is_wide = any([&](const own_layer & own) { return is_wider(own.l, type_k, type_v); });
         try {
             next_n_used = n_used;
-            bufs.reserve(bufs.size() + layers.size()); // move_in() does not throw
+            bufs.reserve(bufs.size() + layers.size()); // move_in() must not throw
 
-            // the buffer of the created layers is freed when the last of them has its own: all layers get their buffers before, or none does.
-            // otherwise, a layer exists twice for a moment, if necessary in a device's margin: no batch runs then
+            // The first buffer contains several layers, and is freed when the last of them has its own buffer. So either all
+            // layers get their buffers in advance, or none does. If none does, a layer exists twice for a moment. On a device,
+            // this may use the memory that the margin keeps free, which is allowed because no batch runs then.
             bool has_all = (is_wide || any(is_created)) && has_memory_beside(type_k, type_v);
 
             for (size_t i = 0; i < layers.size() && has_all; ++i) {
@@ -180,14 +181,15 @@ public:
                 continue;
             }
 
-            // inside: (r + 1) new rows end where (r + 1) old ones do, or before
+            // Without memory for a copy, convert inside of the buffer. New rows are not larger, so the first r + 1 new rows end
+            // no later than the first r + 1 old rows.
             set_layout(own.l, v_trans, [&](ggml_tensor * t, bool trans) {
                 ggml_tensor dst = *t;
                 llama_kv_set_type(&dst, t == own.l.k ? next_k : next_v);
                 convert_rows(convert, t, &dst, t == own.l.v, n_used);
                 llama_kv_set_type(t, dst.type);
                 llama_kv_shrink_layout(t, trans, n_rows(), n_used);
-                ggml_backend_buffer_init_tensor(t->buffer, t); // the bytes after it that kernels read
+                ggml_backend_buffer_init_tensor(t->buffer, t); // initialize the bytes after the tensor that kernels read
             });
         }
 
@@ -203,9 +205,9 @@ private:
     struct own_layer {
         layer l;
 
-        ggml_backend_buffer_type_t buft; // that it was created with
+        ggml_backend_buffer_type_t buft; // buffer type that the layer was created with
 
-        int32_t i_buf = -1; // of its own buffer, in bufs. -1: still in the buffer of its creation
+        int32_t i_buf = -1; // index in bufs of the layer's own buffer. -1: the layer is still in the first buffer
     };
 
     static bool is_created(const own_layer & own) { return own.i_buf < 0; }
@@ -243,7 +245,8 @@ private:
         return (l.k->nb[1]*l.k->ne[2] + (l.v ? l.v->nb[1]*l.v->ne[2] : 0))*n;
     }
 
-    // a device can limit the size of a tensor (Vulkan). the scheduler ends the process if no backend supports an operation
+    // check whether the device supports a tensor of n rows, because a device can limit the size of a tensor (Vulkan)
+    // Without the check, the scheduler would end the process, because no backend supports the operation.
     static bool is_supported(const ggml_tensor * t, ggml_backend_buffer_type_t buft, uint32_t n) {
         ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
         if (!t || !dev) {
@@ -253,7 +256,8 @@ private:
         ggml_tensor probe = *t;
         llama_kv_set_n_rows(&probe, n);
 
-        const bool res = ggml_backend_dev_supports_op(dev, &probe) || !ggml_backend_dev_supports_op(dev, t); // or the device does not check sizes
+        // the second condition: the device does not check sizes
+        const bool res = ggml_backend_dev_supports_op(dev, &probe) || !ggml_backend_dev_supports_op(dev, t);
         if (!res) {
             LLAMA_LOG_WARN("%s: %s takes no tensor of %.2f MiB\n", __func__, ggml_backend_buft_name(buft), ggml_nbytes(&probe)/1024.0/1024.0);
         }
@@ -261,17 +265,19 @@ private:
         return res;
     }
 
-    // whether there is memory for n rows, as far as that is known
+    // check whether there is memory for n rows, as far as that is known
     bool has_memory(uint32_t n, const std::vector<uint32_t> & n_used) const {
         if (any([&](const own_layer & own) { return !is_supported(own.l.k, own.buft, n) || !is_supported(own.l.v, own.buft, n); })) {
             return false;
         }
 
-        std::map<ggml_backend_buffer_type_t, std::pair<size_t, size_t>> all; // bytes: more, and the largest of the old buffers
+        // bytes of each buffer type: additional bytes, and the largest old buffer
+        std::map<ggml_backend_buffer_type_t, std::pair<size_t, size_t>> all;
 
         for (const auto & own : layers) {
-            // host memory is promised, and allocated on the first write. on a device, a layer's buffer is freed when the layer has its larger
-            // buffer, and the buffer of their creation when the last layer has one
+            // Host memory is allocated on the first write, so only live rows count. On a device, the old buffer of a layer is
+            // freed when the layer has its larger buffer. The first buffer, which contains several layers, is freed when the last
+            // of them has moved.
             const bool   is_host = ggml_backend_buft_is_host(own.buft);
             const size_t n_back  = is_host ? n_bytes_live_of(own.l.k, own.l.v, n_used) : is_created(own) ? 0 : n_bytes_of(own.l, n_rows());
 
@@ -284,7 +290,8 @@ private:
         return std::all_of(all.begin(), all.end(), [](const auto & part) { return llama_kv_limits_have(part.first, part.second.first + part.second.second); });
     }
 
-    // check the memory for all layers in these types in addition to the current ones, on devices: make_layer() checks host memory
+    // check whether devices have memory for all layers in these types in addition to the current layers. make_layer() checks host
+    // memory
     bool has_memory_beside(ggml_type type_k, ggml_type type_v) const {
         std::map<ggml_backend_buffer_type_t, size_t> all;
 
@@ -297,7 +304,7 @@ private:
         });
     }
 
-    // a buffer of its own for a layer of n rows, which is zero. null: there is no memory
+    // a zeroed buffer of its own for a layer of n rows. buf is null if there is no memory
     struct new_layer {
         ggml_context_ptr        ctx;
         ggml_backend_buffer_ptr buf;
@@ -323,7 +330,7 @@ private:
         res.k = new_tensor(l.k, type_k);
         res.v = new_tensor(l.v, type_v);
 
-        // the written pages exist twice for a while
+        // the pages that are written exist twice until the old buffer is freed
         if (ggml_backend_buft_is_host(own.buft) && !llama_kv_limits_allow(n_bytes_live_of(res.k, res.v, n_used))) {
             return {};
         }
@@ -335,7 +342,7 @@ private:
         return {};
     }
 
-    // the layer has its rows there from now on. frees the previous buffer if it was its own
+    // use the new buffer for the rows of the layer from now on. If the layer already had its own buffer, free that buffer
     void move_in(own_layer & own, new_layer & to) {
         if (is_created(own)) {
             bufs.emplace_back(ggml_context_ptr(), ggml_backend_buffer_ptr());
@@ -349,7 +356,7 @@ private:
         bufs[own.i_buf].second = std::move(to.buf);
     }
 
-    // to a buffer of its own with n rows
+    // move a layer to a buffer of its own with n rows. returns false if there is no memory
     bool move_layer(own_layer & own, uint32_t n, const std::vector<uint32_t> & n_used) try {
         const layer & l = own.l;
 
@@ -371,7 +378,8 @@ private:
         return false;
     }
 
-    // the buffers that layers were created in. the contexts own the tensor objects and stay, each with a buffer
+    // free the buffers that the layers were created in, if no layer uses them any more
+    // The contexts own the tensor objects and stay. Each context needs a buffer, so it gets an empty one.
     void release_created() try {
         if (any(is_created)) {
             return;
@@ -385,7 +393,7 @@ private:
     } catch (const std::bad_alloc &) { // the next try_resize() tries again
     }
 
-    // inside the buffer that it has
+    // change a layer to n rows inside of its current buffer
     void shrink_layer(own_layer & own, uint32_t n, const std::vector<uint32_t> & n_used) const {
         set_layout(own.l, v_trans, [&](ggml_tensor * t, bool trans) { llama_kv_shrink_layout(t, trans, n, n_used); });
     }
@@ -397,11 +405,11 @@ private:
 
     std::vector<own_layer> layers;
 
-    // by prepare_types()
+    // data from prepare_types() for set_types()
     ggml_type             next_k = GGML_TYPE_COUNT;
     ggml_type             next_v = GGML_TYPE_COUNT;
     std::vector<uint32_t> next_n_used;
-    std::vector<new_layer> new_layers; // of all layers, or of none
+    std::vector<new_layer> new_layers; // for all layers, or empty
 };
 
 } // namespace

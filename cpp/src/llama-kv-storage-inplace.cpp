@@ -1,12 +1,12 @@
-// Storage whose rows are committed and freed in place, at fixed addresses. LLAMA_KV_DYNAMIC_STORAGE=copy forces growth by copy,
-// =inplace allows this storage in device memory, too.
+// Storage whose rows are committed and freed in place, at fixed addresses. LLAMA_KV_DYNAMIC_STORAGE=copy forces growth by copy.
+// LLAMA_KV_DYNAMIC_STORAGE=inplace allows this storage in device memory, too.
 //
-// The storage grows, per stream, by blocks of rows
-//   - in host memory (llama-kv-pages.h), any blocks: the set can have holes in the middle
-//   - if some of the memory is on a device, the rows [0, n) of each stream: kernels read all that the attention window covers, masked
-//     or not, in all streams of a batch. A row in use needs all rows below it, and blocks are as large as the padding of the window.
-//     There can be another block at the end, for dummy writes. A stream keeps as many rows as the longest stream if it had them
-//     before: the rows are read together again
+// Each stream has its own set of rows, in blocks:
+//   - In host memory (llama-kv-pages.h), the set can contain any blocks, with holes in the middle.
+//   - If some of the memory is on a device, each stream has the rows [0, n). The reason is that kernels read all rows of the
+//     attention window, masked or not, in all streams of a batch. So a row in use needs all rows below it, and a block is as
+//     large as the padding of the window. There can be one more block at the end, for dummy writes. A stream keeps as many rows
+//     as the longest stream, if it had them before, because both streams will be read together again.
 
 #include "llama-kv-storage.h"
 
@@ -57,7 +57,7 @@ public:
         return !readable_uncommitted;
     }
 
-    // add the needed rows, and some more after their last run in each stream
+    // return the current rows and the needed rows. ahead: also some rows after the last needed run of each stream
     llama_kv_rows next(const llama_kv_rows & need, bool ahead, size_t n_bytes_row) const override {
         auto policy = growth;
         policy.n_bytes_cell = n_bytes_row;
@@ -87,7 +87,7 @@ public:
 
         const uint32_t n_cur = cur.size();
 
-        auto policy = growth; // the decision to free rows depends on all streams together
+        auto policy = growth; // all streams together decide whether rows are freed
         policy.n_max *= cur.n_stream();
 
         return policy.shrink(n_cur, n_used, n_cur) < n_cur;
@@ -99,7 +99,7 @@ public:
         if (!readable_uncommitted) {
             res.add(0, used.end());
         }
-        res &= cur; // rows that were assigned but not committed stay uncommitted: such a row is empty
+        res &= cur; // a row that does not exist is empty, and need not be committed
 
         return may_shrink(res.size(), n_peak) ? res : cur;
     }
@@ -107,7 +107,7 @@ public:
     bool try_resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) override {
         (void) n_used;
 
-        // commit all rows first, then free rows
+        // commit all missing rows first, and then free rows, so that a failure changes nothing
         auto both = cur;
         both |= rows;
 
@@ -146,7 +146,8 @@ public:
         }
         rest &= cur;
 
-        // freed pages are zero when they return. a page that is shared with remaining rows stays, so its freed rows are set to zero
+        // Freed pages are zero when they are committed again. A page with rows that stay is not freed, so set its other rows to
+        // zero.
         try_resize(rest, {});
         set_zero(gone);
 
@@ -154,7 +155,8 @@ public:
     }
 
     bool copy_stream(uint32_t ssrc, uint32_t sdst) override {
-        // the static cache copies the whole stream: missing rows are zero, also in pages that they share with copied rows
+        // A static cache copies the whole stream. So rows that the source does not have must become zero in the copy, also in
+        // pages that they share with copied rows.
         auto gone = cur.none();
         auto here = cur.none();
         gone.add(sdst, 0, growth.n_max);
@@ -173,7 +175,7 @@ public:
         return true;
     }
 
-    // the same rows at other addresses. converted pages are freed before the next part is converted
+    // allocate the same rows at other addresses. Pages are freed as soon as they are converted, before the next part is converted
     bool prepare_types(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) override {
         try {
             bool is_larger = false;
@@ -218,7 +220,7 @@ public:
             parts[i] = std::move(next_parts[i]);
         }
 
-        // rows that exist but are empty
+        // commit rows that exist but are empty
         for (const auto & part : parts) {
             res = res && part->take(cur);
         }
@@ -238,7 +240,7 @@ public:
     void forget_types() override { next_parts.clear(); }
 
 private:
-    // with the rows to start with. false: there is no memory
+    // add a buffer, and commit the rows that exist at the start. returns false if there is no memory
     bool add_part(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers) try {
         auto region = llama_kv_region::create(ctx, buft, layers, v_trans);
 
@@ -261,14 +263,14 @@ private:
         }
     }
 
-    // set the sizes of the buffers to their committed bytes
+    // set the size that each buffer reports to its committed bytes
     void show() const {
         for (const auto & part : parts) {
             part->show();
         }
     }
 
-    // also rows that are not there: they can share pages with some that are
+    // set rows to zero, also rows that do not exist: they can share pages with rows that exist
     void set_zero(const llama_kv_rows & rows) {
         for (const auto & part : parts) {
             part->set_zero(rows);
@@ -282,10 +284,11 @@ private:
 
     std::vector<std::unique_ptr<llama_kv_region>> parts; // one for each buffer
 
-    // by prepare_types()
+    // data from prepare_types() for set_types()
     std::vector<std::unique_ptr<llama_kv_region>> next_parts; // the parts in their new types
     std::vector<uint32_t>                         next_n_used;
-    llama_kv_rows                                 next_none = cur.none(); // where the data is lost: there may be no memory by then
+    // no rows, for a failure of set_types(), when there may be no memory to create the set
+    llama_kv_rows                                 next_none = cur.none();
 };
 
 } // namespace

@@ -58,13 +58,13 @@ void llama_kv_usage::count_retype(int64_t t_us) {
 llama_memory_usage llama_kv_usage::total() const {
     llama_memory_usage res = counters;
 
-    // memory outside of the caches here has a fixed size: recurrent states
+    // bytes outside of these caches, which have a fixed size: recurrent states
     size_t fixed = llama_kv_sum_bytes(*lctx.get_memory());
 
-    double part        = 1.0; // of the positions, that rows without cells have memory for
-    double part_layers = 1.0; // the same of cells that have layers
+    double part        = 1.0; // the smallest part of the positions for which rows without cells have memory
+    double part_layers = 1.0; // the smallest part of the cells of caches with layers that have memory
 
-    bool has_layers = true; // the largest cache
+    bool has_layers = true; // the largest cache has layers
 
     for (const auto * cache : caches) {
         const llama_memory_usage cur = cache->usage();
@@ -91,7 +91,7 @@ llama_memory_usage llama_kv_usage::total() const {
         }
     }
 
-    // with layers or without, the largest cache is the one whose cells a batch can lack
+    // The number of cells with memory is limited by the cache that a batch would find too small first.
     res.n_cells = std::max<uint32_t>(res.n_cells_used, res.n_cells*(has_layers ? part : std::min(part, part_layers)));
 
     res.reserved  += fixed;
@@ -110,8 +110,8 @@ llama_seq_usage llama_kv_usage::seq(llama_seq_id seq_id) const {
         return res;
     }
 
-    size_t   rest     = total().used; // that is not of the caches here
-    size_t   bytes    = 0;            // in caches without a window
+    size_t   rest     = total().used; // bytes of recurrent states
+    size_t   bytes    = 0;            // bytes in caches without a window
     uint32_t n_all    = 0;
     uint32_t n_window = 0;
 
@@ -129,7 +129,7 @@ llama_seq_usage llama_kv_usage::seq(llama_seq_id seq_id) const {
         }
     }
 
-    // recurrent states have one size for each sequence, whatever it holds
+    // recurrent states have the same size for each sequence, even for an empty one
     res.bytes = bytes + res.bytes_window + llama_kv_share(rest, n_seq_max, seq_id);
 
     return res;
@@ -144,7 +144,7 @@ llama_memory_usage llama_get_memory_usage(const llama_context * ctx) {
         const auto dyn = llama_kv_dynamic::of(*ctx);
 
         return dyn ? dyn->usage.total() : llama_memory_usage {};
-    } catch (const std::bad_alloc &) { // the buffers are counted in a map
+    } catch (const std::bad_alloc &) { // memory_breakdown() uses a map, which needs memory
         return {};
     }
 }

@@ -1,4 +1,5 @@
-# the dynamic KV cache, included by CMakeLists.txt. apart from the files that are compiled in batches, which share names of helpers
+# Sources of the dynamic KV cache. CMakeLists.txt includes this file. The sources are not compiled in batches (unity build),
+# because some helpers in different files have the same name
 
 set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-cache-copies.cpp
@@ -24,7 +25,7 @@ set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-storage-inplace.cpp
     llama-kv-usage.cpp)
 
-# other layers, which a tree can lack: changes of type and budgets, then the pages of devices
+# Layers that a tree can lack: changes of type and budgets, and the pages of devices
 if (EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/llama-kv-retype.cpp)
     list(APPEND LLAMA_KV_DYNAMIC_SOURCES
         llama-kv-budget-member.cpp

@@ -8,10 +8,10 @@
 
 class server_slots;
 
-// The batch of a server as its parts see it: which slot each entry belongs to.
+// The batch of the server, with the functions that the parts of the server need. Each token of the batch belongs to a slot.
 class server_batch_view {
 public:
-    // batch: upstream's server_batch, slots: upstream's slots. both must outlive the view
+    // batch: upstream's server_batch. slots: upstream's slots. Both must outlive this object
     template <typename batch_t, typename slot_t>
     void bind(batch_t & batch, std::vector<slot_t> & slots) {
         get_rendered    = [&batch]() -> const common_batch & { return batch.view; };
@@ -22,24 +22,24 @@ public:
         set_id_batched  = [&batch, &slots](int32_t id) { batch.slot_batched = &slots[id]; };
     }
 
-    // return the entries that are decoded at the moment
+    // return the part of the batch that is being decoded
     const common_batch & rendered() const { return get_rendered(); }
 
     int32_t size() const { return get_size(); }
 
-    // return the slot of an entry, -1 if it was dropped
+    // return the slot of token i of the batch. -1 means: the token was dropped from the batch
     int32_t id_slot(int32_t i) const { return get_id_slot(i); }
 
-    // return the number of entries of a slot from the off-th entry on
+    // return the number of tokens of a slot in the batch, from index off on
     int32_t count(int32_t id_slot, int32_t off) const;
 
-    // drop the entries of a slot from the off-th entry on, and return their number. the indices of other entries stay
+    // drop the tokens of a slot from index off on, and return their number. The other tokens keep their indices
     int32_t drop(int32_t id_slot, int32_t off);
 
-    // return the number of entries from index off on, at most n_max, up to the first dropped entry
+    // return the number of tokens from index off to the next dropped token, at most n_max
     int32_t n_until_dropped(int32_t off, int32_t n_max) const;
 
-    // set the batch up for one of its slots again, after the slot that it was set up for may have ended
+    // prepare the batch for one of its slots again, because the slot that it was prepared for may have ended
     void keep_slot_batched(server_slots & slots);
 
 private:
@@ -47,6 +47,6 @@ private:
     std::function<int32_t()>               get_size;
     std::function<int32_t & (int32_t)>     get_id_slot;
     std::function<void()>                  clear_batch;
-    std::function<int32_t()>               get_id_batched; // -1: none
+    std::function<int32_t()>               get_id_batched; // id of the slot that the batch is prepared for. -1 means: none
     std::function<void(int32_t)>           set_id_batched;
 };

@@ -2,10 +2,10 @@
 
 #include "llama-kv.h"
 
-// While an object of this class lives, a batch fails instead of changing the cells to smaller types.
+// While an object of this class exists, a batch that lacks memory fails. The cells do not change to smaller types.
 class server_budget_hold {
 public:
-    // budget: may be null. hold: false if the cells may change
+    // budget: the budget of the server, or null. hold: false if the cells may change as usual
     server_budget_hold(llama_memory_budget * budget, bool hold) : budget(hold ? budget : nullptr) { set(true); }
     ~server_budget_hold() { set(false); }
 

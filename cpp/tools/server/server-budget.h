@@ -12,15 +12,17 @@
 #include <cstddef>
 #include <functional>
 
-// The bytes of the projector and the draft model, which count in --kv-budget while they are loaded. Before one of them is loaded,
-// server_memory_policy makes room for it. A draft on demand gets only room that is free.
+// Counts the bytes of the projector and the draft model in --kv-budget while they are loaded.
+//
+// Before one of them is loaded, server_memory_policy makes room for it. A draft that is loaded on demand only gets memory that is
+// free.
 class server_budget {
 public:
     server_budget(
         const common_params & params, const server_contexts & ctxs, server_memory_policy & policy,
         server_draft & draft, server_projector & projector, server_memory_stats & stats);
 
-    // load_model(), at its end: count the loaded weights. return false if they leave no room for the caches
+    // count the weights that load_model() has loaded, at its end. return false if they leave no room for the caches
     bool init();
 
 private:
@@ -28,11 +30,14 @@ private:
     // may_clear, may_shrink: see server_memory_policy::make_room_for_component()
     bool fits(bool may_clear, bool may_shrink);
 
-    // return true if more bytes are in use than the budget has
+    // return true if more bytes are in use than the budget allows
     bool is_exceeded() const;
 
-    // change the bytes of a component. throw server_refusal if they do not fit
-    // n_bytes: its member below. make_room: frees memory with the function that it gets, and returns false if that fails
+    // change the number of bytes that a component uses. throw server_refusal if they do not fit into the budget
+    // what:      name of the component, for the message
+    // n_bytes:   n_bytes_projector or n_bytes_draft
+    // make_room: calls the function of type fits_t until it succeeds, and frees memory between the calls. returns false if
+    // nothing more can be freed
     using fits_t = std::function<bool(llama_context * ctx)>;
     void set(const char * what, size_t & n_bytes, size_t n_bytes_new, const std::function<bool(const fits_t &)> & make_room);
 

@@ -10,8 +10,12 @@
 
 using server_deadline = std::chrono::steady_clock::time_point;
 
-// When a component is loaded: always, on request (is_lazy), or from the first request that needs it until no request has
-// used it for n_seconds (is_auto; 0: it stays loaded). Not thread-safe.
+// Knows when a component is loaded. There are three cases:
+//   - always loaded: neither is_lazy() nor is_auto()
+//   - is_lazy(): loaded by a request of a client (POST)
+//   - is_auto(): loaded by the first request that needs it. It is freed when no request has used it for n_seconds. 0 means: it
+//     stays loaded
+// Not thread-safe.
 class server_lazy {
 public:
     server_lazy() = default;
@@ -25,13 +29,13 @@ public:
     // note that a request uses the component now
     void used();
 
-    // return true if no request has used it for n_seconds
+    // return true if no request has used the component for n_seconds
     bool is_unused() const;
 
-    // do not load it for a while: loading failed, or its memory was needed for something else
+    // do not load the component for a while, because loading failed, or because its memory was needed for something else
     void defer();
 
-    // return true if a request may load it now
+    // return true if a request may load the component now
     bool may_load() const;
 
 private:
@@ -44,27 +48,27 @@ private:
     clock::time_point t_retry;
 };
 
-// A component of the server that is loaded and freed while the server runs: the projector and the draft.
+// A component of the server that is loaded and freed while the server runs. There are two: the projector and the draft.
 struct server_component {
     std::string name;
 
-    // call these three on the main loop, also after the end of the HTTP thread
-    // load and unload throw server_refusal, and nothing has changed then
+    // functions for the main loop, which are also called after the HTTP thread has ended
+    // load and unload throw server_refusal. Nothing has changed then.
     std::function<bool()> is_loaded;
     std::function<json()> load;
     std::function<json()> unload; // returns null while the component is in use
 
-    // call these two on an HTTP thread
-    // call: run a function on the main loop
-    // call_unused: the same for a function that returns null while the component is in use. wait until it is not in use
+    // functions for an HTTP thread, which run another function on the main loop and return its result
+    // call:        run the function once
+    // call_unused: run the function until it returns something else than null. It returns null while the component is in use
     std::function<json(std::function<json()>)>                  call;
     std::function<json(std::function<json()>, server_deadline)> call_unused;
 };
 
 // return the response to a load or an unload
-// what: "taken" or "freed", the memory is more - less. both are empty if nothing had to be done
+// what: "taken" or "freed". The response contains the memory more - less under this name. Both are empty if nothing had to be done
 json server_component_done(const char * state, const char * what, const server_bytes & more, const server_bytes & less);
 
 // answer POST {"action": "load" | "unload", "unload": NAME, "timeout_ms": N}
-// other: the component that a load may free first (a swap)
+// other: the component that "unload": NAME can name. It is freed before `component` is loaded (a swap)
 json server_component_post(const server_component & component, const server_component & other, const json & body);

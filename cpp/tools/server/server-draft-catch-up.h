@@ -9,33 +9,38 @@
 
 class server_queue;
 
-// Keep the draft's cache in step with the target's. If there is no memory for the draft, the requests continue without it, and
-// it processes the tokens that it lacks as soon as there is memory.
+// Keeps the cache of the draft up to date with the cache of the target.
+//
+// If there is no memory for the draft, the requests continue without a draft. When there is memory again, the draft processes the
+// tokens that it lacks.
 class server_draft_catch_up {
 public:
     server_draft_catch_up(const common_params & params, const server_contexts & ctxs, server_slots & slots, server_queue & queue_tasks);
 
-    // free the draft's cells of the slot. the draft processes the prompt again when it can
+    // free the draft's cells of a slot. The draft processes the prompt again later
     static void drop(server_slot_view & slot);
 
-    // return true if the draft lacks tokens of the prompt. for cells that were copied from another slot, the draft cannot know
+    // return true if the draft lacks tokens of the slot's prompt
+    // If the cells were copied from another slot, it is not known which tokens the draft lacks. The result is true then.
     static bool lacks_tokens(const server_slot_view & slot);
 
-    // the draft has not processed a batch that the target has. return true if the requests can continue without it
-    // note: other drafters keep states of the last batch, and cannot miss one
+    // return true if requests can continue although the draft has failed to process a batch that the target has processed
+    // Some drafters keep states of the last batch and cannot skip a batch. For them, the result is false.
     bool can_skip(const common_batch & view);
 
-    // let the draft process the tokens that it lacks. return false if it cannot draft yet
+    // let the draft process the tokens that it lacks. return false if the draft cannot be used yet
     bool catch_up(int id_slot);
 
-    // make the checkpoint for the return from a rejected draft. without memory for it, discard the draft and return false
+    // create the checkpoint from which the target returns after a rejected draft
+    // If there is no memory for the checkpoint, discard the draft and return false.
     bool make_checkpoint(int id_slot, const std::function<void()> & make) const;
 
-    // restore the draft from that checkpoint, or drop its cells
+    // restore the draft from the checkpoint of make_checkpoint(). If that fails, free the draft's cells of the slot
     void restore_draft(int id_slot) const;
 
 private:
-    // drop the draft's cells of slots in the batch that have lost them, because a device failed. return false if there are none
+    // a device that failed has lost cells of the draft. Free the draft's cells of the slots in the batch that are affected
+    // return false if no slot is affected
     bool drop_lost(const common_batch & view);
 
     const common_params   & params;

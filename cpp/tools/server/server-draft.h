@@ -20,16 +20,17 @@
 #include <string>
 #include <vector>
 
-// The draft of a server, loaded and freed while the server runs: GET and POST /speculative.
+// The draft of the server, which can be loaded and freed while the server runs: GET and POST /speculative.
 //
-// No request waits for a draft: without one, each request continues one token at a time. An unload also frees the draft's part
-// of the caches. After a load, the draft processes the prompts of the slots (server_draft_catch_up::catch_up()).
+// No request waits for a draft. Without a draft, each request continues with one token at a time. Unloading the draft also frees
+// its part of the caches. After a load, the draft processes the prompts of the slots (server_draft_catch_up::catch_up()).
 //
-// This works for models that draft from tokens alone (draft-simple) and for MTP layers (draft-mtp). MTP layers are usually part
-// of the target's file, so only their context is freed. They need states of the target that do not exist any more after a load:
-// in a conversation that is under way, they start with its next tokens. Other kinds of drafts need more of these states.
+// Supported are models that draft from tokens alone (draft-simple), and MTP layers (draft-mtp). MTP layers are usually part of
+// the target's file, so unloading frees only their context. They need states that the target had when it computed the tokens, and
+// these states are gone after a load. So in a conversation that has begun before, MTP layers start with the next tokens. Other
+// kinds of drafts need more of these states and are not supported.
 //
-// On demand (--draft-lazy-auto), a request that can use a draft loads it when it is launched. If that fails, the request
+// With --draft-lazy-auto, a request that can use a draft loads it when the request is launched. If loading fails, the request
 // continues without a draft.
 class server_draft {
 public:
@@ -40,57 +41,59 @@ public:
     // return the response to GET /speculative
     json to_json() const;
 
-    // add the state to /health or /props. add nothing if the draft is always loaded, as in upstream's server
+    // add the state of the draft to /health or /props. If the draft is always loaded, add nothing, as in upstream's server
     void add_state(json & res) const;
 
-    // return the functions for POST /speculative. call on an HTTP thread
+    // return the functions for POST /speculative. Call this on an HTTP thread
     server_component component(const std::function<bool()> & should_stop);
 
-    // load_model(): return true if a draft has to be loaded now
+    // return true if load_model() must load a draft now
     bool init();
 
-    // load_model(): the draft could not be loaded. return false if it must be, as a draft that is always loaded
+    // called by load_model() if the draft could not be loaded
+    // return false if the server cannot start without it, because the draft is one that is always loaded
     bool continue_without();
 
-    // load_model(): the draft does not work with this target
+    // called by load_model() if the draft does not work with this target
     void set_unsupported();
 
-    // the models are about to be freed
+    // called before the models are freed, because the server falls asleep
     void sleep();
 
-    // load the draft for a request that is about to be launched, if it is on demand
+    // load a draft on demand for a request that is about to be launched. Do nothing if the draft is not loaded on demand
     void load_for(const server_task & task);
 
-    // return true if a request has loaded the draft
+    // return true if the draft was loaded on demand by a request
     bool is_loaded_on_demand() const;
 
-    // main loop: free a draft that was loaded on demand, because its memory is needed. return false if there is none
-    // note: there must be no draft in the batch (server_oom::drop_drafts())
+    // free a draft that was loaded on demand, because its memory is needed. return false if there is none
+    // Call this on the main loop. The batch must not contain draft tokens (see server_oom::drop_drafts()).
     bool free_on_demand();
 
-    // return true if others may lose memory for the draft: a client has asked for it by name
+    // return true if the memory of others may be freed for the draft, because a client has asked for the draft by its name
     bool may_take_others() const { return !is_for_request; }
 
-    // load_model(): set the function that receives the bytes of the weights before a load and after an unload
-    // it may throw server_refusal
+    // set the function that receives the bytes of the weights before a load and after an unload. load_model() calls this
+    // The function may throw server_refusal.
     void set_on_bytes(std::function<void(size_t)> func);
 
-    // load_model(): set the function that returns false if the budget has no room for the draft's first cells
+    // set the function that returns false if the budget has no room for the first cells of the draft. load_model() calls this
     void set_fits(std::function<bool(bool may_take_others)> func);
 
-    // load_model() of a server that wakes: there is no room for the draft. return false if it must be loaded, or is not
+    // called by load_model() when the server wakes up and there is no room for the draft
+    // return false if the draft is one that is always loaded, or if it is not loaded anyway
     bool stay_unloaded();
 
-    // main loop, each tick: free a draft that was loaded on demand and was not used for its time
+    // free a draft that was loaded on demand, if no request has used it for its time. The main loop calls this at each tick
     void unload_unused();
 
-    // return the drafters that are possible without the draft model, or with it if it is loaded
+    // return the drafters that need no draft model, and also those of the draft model if it is loaded
     common_speculative * make_speculative();
 
-    // add the draft's state to a checkpoint, unless the draft lacks tokens
+    // add the state of the draft to a checkpoint, unless the draft lacks tokens
     void save_checkpoint(int id_slot, common_prompt_checkpoint & ckpt);
 
-    // a checkpoint was restored: drop the draft's cells if the checkpoint has no state for them
+    // called after a checkpoint was restored: free the draft's cells if the checkpoint has no state for them
     void checkpoint_restored(int id_slot, const common_prompt_checkpoint & ckpt);
 
 private:
@@ -117,31 +120,31 @@ private:
 
     const char * get_name() const;
 
-    // the functions from here on run on the main loop
+    // functions for the main loop
 
-    // throw server_refusal unless the draft can be loaded and unloaded
+    // throw server_refusal if the draft cannot be loaded and unloaded while the server runs
     void check() const;
 
     json load();
     json unload();
 
-    // load the model and create its context. throw server_refusal if that fails, nothing is loaded then
+    // load the model of the draft and create its context. throw server_refusal if that fails. Nothing is loaded then
     void open();
     void close();
 
     bool has_file() const;
 
-    // return the bytes of the weights, 0 for MTP layers of the target. throw server_refusal
+    // return the bytes of the weights that a load allocates. They are 0 for MTP layers in the target's file. throw server_refusal
     size_t n_bytes_file() const;
 
     const std::string & path() const;
 
     void set(llama_model * model, llama_context * ctx);
 
-    // inform the slots that the draft has changed
+    // tell the slots that the draft has changed
     void attach();
 
-    // return the devices that have memory of their own and are used for the draft
+    // return the devices that the draft uses and that have memory of their own
     std::vector<ggml_backend_dev_t> devices() const;
 
     common_params         & params;
@@ -156,7 +159,7 @@ private:
 
     std::atomic<state_t> state      { STATE_NONE };
     std::atomic<bool>    is_asleep  { false };
-    std::atomic<bool>    is_managed { false }; // it is lazy, or a client has loaded or unloaded it
+    std::atomic<bool>    is_managed { false }; // the draft is lazy, or a client has loaded or unloaded it
 
     std::function<void(size_t)> on_bytes = [](size_t) {};
     std::function<bool(bool)>   fits     = [](bool)   { return true; };
@@ -164,6 +167,6 @@ private:
     kind_t      kind = KIND_OTHER;
     server_lazy lazy = {};
 
-    bool is_for_request = false; // the current load is for a request that can do without it
-    bool has_read_files = false; // the lookup caches were read once
+    bool is_for_request = false; // the draft is being loaded for a request that can also continue without it
+    bool has_read_files = false; // the files of the lookup caches were read
 };

@@ -3,19 +3,19 @@
 #include <cstddef>
 #include <string>
 
-// Check GGUF files before they are loaded. The functions that load a file report only that they failed, and sometimes abort.
+// Checks of GGUF files before they are loaded. The functions that load a file only report that they failed, and sometimes abort.
 
 // the header of a GGUF file, without its data
 struct server_gguf {
     std::string header;
-    size_t      n_bytes_data = 0; // bytes of all tensors
-    int         n_split      = 1; // number of files of the model
+    size_t      n_bytes_data = 0; // bytes of all tensors in the file
+    int         n_split      = 1; // number of files that the model consists of
 
-    // read the header. throw server_refusal if the file is not complete
+    // read the header of a file. throw server_refusal if the file is not complete
     explicit server_gguf(const std::string & path);
 };
 
-// return the bytes of a model's tensors in all of its files. throw server_refusal if a file is missing or truncated
+// return the bytes of the tensors of a model in all of its files. throw server_refusal if a file is missing or truncated
 size_t server_gguf_n_bytes(const std::string & path);
 
 // throw a server_refusal that names the file and the reason

@@ -10,14 +10,15 @@
 #include <cstdint>
 #include <vector>
 
-// Free the memory of slots that were not used for some time (--kv-idle-release).
+// Frees the memory of slots that were not used for some time (--kv-idle-release).
 //
-// The conversations are saved to --cache-ram first, and limited by it: with --cache-ram 0, all of the memory is freed.
+// Before that, the conversations of these slots are saved in RAM, as far as --cache-ram allows. With --cache-ram 0, nothing is
+// saved, and all of the memory is freed.
 class server_idle {
 public:
     server_idle(const common_params & params, const server_contexts & ctxs, server_slots & slots, server_conversations & conversations, server_memory_stats & stats);
 
-    // main loop, each tick: free the memory that was unused for the set time
+    // free the memory of slots that were not used for the set time. The main loop calls this at each tick
     void release();
 
 private:
@@ -29,5 +30,5 @@ private:
     server_conversations  & conversations;
     server_memory_stats   & stats;
 
-    std::vector<int64_t> t_since; // by slot: when it was last seen in use, or empty
+    std::vector<int64_t> t_since; // by slot: time at which the slot was last seen in use, or empty
 };

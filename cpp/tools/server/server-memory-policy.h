@@ -16,18 +16,19 @@
 #include <cstdint>
 #include <functional>
 
-// Decide which owner frees memory, and in which order. No other class calls the owners to free memory for someone else.
+// Decides which owner frees memory, and in which order. No other class asks an owner to free memory for someone else.
 //
-// The order is the table "When the pool is full" in docs/reference/server.md. The owners, with the rows of the table:
+// The order is that of the table "When the pool is full" in docs/reference/server.md. The owners, and the rows of the table that
+// they implement:
 //
-//  server_oom                     | 2: drafts of the batch, 9: the slot that lacks a cell
-//  server_conversations           | 3: conversations in RAM
-//  server_draft, server_projector | 4: components that were loaded on demand
-//  server_slot_cells              | 5: cells of idle slots, 7: cells of slots whose request has not started
-//  llama_memory_budget            | 6: precision, as the cells change to smaller types (hold_types())
-//  server_pause                   | 8: cells of the youngest request
+//  server_oom                     | 2: drops drafts of the batch, 9: ends the slot that lacks a cell
+//  server_conversations           | 3: drops conversations in RAM
+//  server_draft, server_projector | 4: frees a component that was loaded on demand
+//  server_slot_cells              | 5: frees cells of idle slots, 7: frees cells of slots whose request has not started
+//  llama_memory_budget            | 6: changes cells to smaller types, which costs precision (hold_types())
+//  server_pause                   | 8: frees the cells of the youngest request
 //
-// A batch that finds no place uses all of these rows, the other requests for memory use some of them.
+// If a batch lacks cells, all rows are used in this order. Other callers that need memory use only some of the rows.
 class server_memory_policy {
 public:
     server_memory_policy(
@@ -35,52 +36,61 @@ public:
         server_conversations & conversations, server_slot_cells & cells, server_pause & pause, server_oom & oom,
         server_draft & draft, server_projector & projector);
 
-    // call before a batch is decoded: let it fail before its cells change to smaller types, if something else can be freed
+    // let the next batch fail instead of changing cells to smaller types, if something else can be freed first
+    // Call this before a batch is decoded. The effect ends when the result is destroyed.
     server_budget_hold hold_types();
 
-    // the batch, rendered from off on, found no place. return false if a smaller batch may find one: upstream tries that
+    // free memory after a batch has failed for lack of cells
+    // n_batch: size of the next attempt
+    // off:     index of the first token that was not decoded
+    // return false if a smaller batch may succeed. Upstream's code tries that then
     bool make_room_for_batch(int32_t & n_batch, int32_t off);
 
-    // the current chunk of the slot found no place. it is decoded while the batch is made, and tries again with a later
-    // batch, unless the slot has to end
+    // free memory after the current media chunk of a slot has failed for lack of cells
+    // The chunk is decoded while the batch is made. Unless the slot ends, it is tried again with a later batch.
     void make_room_for_chunk(int id_slot);
 
-    // free cells for a request that waits for its place. return false if there is nothing left to free
+    // free cells for a request that waits to start. return false if nothing more can be freed
     bool make_room_for_start(const server_slot_view & slot);
 
-    // free cells for a slot that needs its own copies of shared cells. return false if there is nothing left to free
+    // free cells for a slot that needs its own copies of shared cells. return false if nothing more can be freed
     bool make_room_for_copies(const server_slot_view & slot);
 
-    // restore the cells of a slot: try read() until it succeeds, and free memory before cells change to smaller types
-    // read: returns false if there was no place, and the slot has no cells then
+    // call read() until it has restored the cells of a slot, and free memory between the calls
+    // Cells of other slots change to smaller types only after everything else was freed.
+    // read:           returns false if there were no cells for the state. the slot has no cells then
     // with_unstarted: also free the cells of slots whose request has not started
     bool read_back(server_slot_view & slot, const std::function<bool()> & read, bool with_unstarted = false);
 
     // make room in the budget for the projector or the draft. return false if they do not fit
-    // fits: try to reserve the bytes. ctx: its cells may change to smaller types for that, null: no cells may
-    // may_clear: slots may lose their cells, may_shrink: cells may change to smaller types
+    // fits:       tries to reserve the bytes. ctx: a context whose cells may change to smaller types. null means: no cells may
+    //             change
+    // may_clear:  the cells of idle and unstarted slots may be freed
+    // may_shrink: cells may change to smaller types
     bool make_room_for_component(const std::function<bool(llama_context * ctx)> & fits, bool may_clear, bool may_shrink);
 
-    // free cells of idle slots for others. return false if there are none
+    // free the cells of an idle slot that other slots can use. return false if there are none
     bool clear_idle();
 
-    // forget that RAM was short, as memory may have been freed since. call before a batch is made
+    // end the state "RAM is short", because memory may have been freed. Call this before a batch is made
     void end_shortage();
 
-    // return true if a component was loaded on demand and could be freed
+    // return true if a component was loaded on demand and can be freed
     bool has_spare_component() const;
 
     // free a component that was loaded on demand. return false if there is none
     bool drop_spare_component();
 
-    // free a draft that was loaded on demand, for a projector. return false if there is none
+    // free a draft that was loaded on demand, to make room for a projector. return false if there is none
     bool drop_spare_draft();
 
 private:
-    // free memory that is worth less than any cells, after n cells found no place. return false if there is none
+    // free memory that is less valuable than cells, after a batch or chunk has failed for lack of n cells
+    // return false if there is none
     bool drop_less_than_cells(int32_t n);
 
-    // free cells for the next cell of the slot, or end the slot
+    // free cells so that the slot can compute its next token. If nothing can be freed, end the slot
+    // off: index of the first token of the batch that was not decoded
     void free_cells(server_slot_view & slot, int32_t off);
 
     const common_params   & params;
@@ -94,5 +104,5 @@ private:
     server_draft          & draft;
     server_projector      & projector;
 
-    bool is_held_for_spare = false; // the types of the last batch were held because a component could be freed
+    bool is_held_for_spare = false; // hold_types() kept the types of the last batch, because a component could be freed
 };

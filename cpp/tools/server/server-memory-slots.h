@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-// The share of each slot in the memory of a context, from llama_memory_seq_usage().
+// The share of each slot in the memory of a context. The numbers are from llama_memory_seq_usage().
 class server_memory_slots {
 public:
-    // a number of a slot, for /metrics and JSON
+    // one number of a slot, for /metrics and JSON
     struct item {
         std::string  name;
         const char * help;
@@ -19,7 +19,7 @@ public:
 
     static const std::vector<item> & items();
 
-    // read the numbers of all slots. call while the context does not compute. ctx may be null
+    // read the numbers of all slots. Call this while the context does not compute. ctx may be null
     void update(const llama_context * ctx);
 
     // return the number of slots
@@ -27,7 +27,7 @@ public:
 
     size_t value(const item & item, size_t id) const;
 
-    // return the numbers of one slot, zeros if it is unknown
+    // return the numbers of one slot. They are 0 if the slot is unknown
     json to_json(size_t id) const;
 
     // return the numbers of all slots

@@ -14,41 +14,43 @@
 #include <string>
 #include <vector>
 
-// The memory of all contexts in numbers, for /metrics, /props and /slots.
+// Numbers about the memory of all contexts, for /metrics, /props and /slots.
 //
-// Any thread may ask for the numbers, also while a batch is computed or the server sleeps. It then gets the numbers of the
-// last update, and zeros for contexts that do not exist.
+// Any thread may read the numbers, even while a batch is computed or the server sleeps. A reader gets the numbers of the last
+// update. For contexts that do not exist, the numbers are 0.
 //
-// The share of each slot needs a scan of every cell. Without questions it is updated only when all slots are idle. In the
-// two minutes after a question it is also updated between two batches, for at most a twentieth of the time.
+// The share of each slot needs a scan of every cell, which takes time. So the shares are usually updated only when all slots are
+// idle. For two minutes after a reader has asked for them, they are also updated between two batches, for at most a twentieth of
+// the time.
 class server_memory_stats {
 public:
-    // show the numbers. without this call, the responses equal upstream's
+    // include the numbers in responses. Without this call, the responses equal upstream's
     void show();
 
-    // set the budget that all contexts share, may be null, and the types of its ladder
+    // set the budget that all contexts share, and the types of its ladder. budget may be null
     void set_budget(std::shared_ptr<llama_memory_budget> budget, const std::vector<ggml_type> & types);
 
-    // read the numbers of stored conversations with usage() in update(). they stay while the server sleeps
+    // set the function with which update() reads the numbers of stored conversations. These numbers stay while the server sleeps
     void set_conversations(std::function<server_conversations::usage()> usage);
 
-    // read the numbers. call while the contexts do not compute. ctx_dft: context of the draft, may be null
-    // with_slots: always read the share of each slot, too
+    // read the numbers. Call this while the contexts do not compute
+    // ctx_dft:    context of the draft, or null
+    // with_slots: also read the share of each slot, whenever it was read before
     void update(const llama_context * ctx_tgt, const llama_context * ctx_dft, bool with_slots = false);
 
-    // call before the contexts are freed. their bytes become 0, their counters stay
+    // set the bytes of all contexts to 0, and keep the counters. Call this before the contexts are freed
     void reset();
 
-    // the same for the draft's context only
+    // set the bytes of the draft's context to 0, and keep its counters
     void reset_draft();
 
     // return the lines for /metrics
     std::string to_metrics() const;
 
-    // add "kv_cache", "kv_budget" and "conversations" to /props
+    // add the objects "kv_cache", "kv_budget" and "conversations" to /props
     void update_props(json & props) const;
 
-    // add the share of each slot in cells and stored conversations, and the target's types, to /slots
+    // add to /slots: the share of each slot in cells and stored conversations, and the types of the target's cells
     void update_slots(json & slots) const;
 
 private:
@@ -61,7 +63,7 @@ private:
 
         server_memory_slots slots = {};
 
-        ggml_type type_k = GGML_TYPE_COUNT; // COUNT: no KV cells
+        ggml_type type_k = GGML_TYPE_COUNT; // GGML_TYPE_COUNT means: the context has no KV cells
         ggml_type type_v = GGML_TYPE_COUNT;
 
         void update(const llama_context * ctx);
@@ -74,10 +76,10 @@ private:
         std::string  name;
         const char * type;
         const char * help;
-        json      (* value)(const T & of); // json keeps every digit of bytes and cells
+        json      (* value)(const T & of); // the type json keeps every digit of bytes and cells
     };
 
-    // print the header lines of an item, return its full name
+    // print the header lines of an item, and return its full name
     template <typename T>
     static std::string add_header(std::ostringstream & out, const char * prefix, const item<T> & item);
 
@@ -87,14 +89,14 @@ private:
 
     std::vector<const context *> contexts() const;
 
-    static constexpr int64_t T_WATCH_US = 120*1000*1000; // metrics are usually collected once a minute
+    static constexpr int64_t T_WATCH_US = 120*1000*1000; // two minutes, because metrics are usually collected once a minute
 
     mutable std::mutex mutex;
 
-    mutable int64_t t_asked_us = -T_WATCH_US; // time of the last question
+    mutable int64_t t_asked_us = -T_WATCH_US; // time at which a reader last asked for the numbers
 
     int64_t t_slots_us      = 0; // time of the last scan
-    int64_t t_slots_took_us = 0; // its duration
+    int64_t t_slots_took_us = 0; // duration of the last scan
 
     bool is_shown = false;
 

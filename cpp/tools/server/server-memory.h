@@ -6,28 +6,29 @@
 #include <cstdint>
 #include <string>
 
-// Find out why a batch or a state found no place in a context, from llama_get_memory_usage().
+// Functions that find out why a batch or a state did not fit into a context. They use llama_get_memory_usage().
 
-// return value of process_mtmd_chunk() if there are no cells for the chunk that it decodes
+// return value of process_mtmd_chunk() if there are no cells for the media chunk
 constexpr int32_t SERVER_CHUNK_NO_CELLS = -2;
 
-// return true if the context lacks memory for n_cells more, false if it lacks cells: all of them are in use
-// only this function decides that. call it after a failed decode. ctx may be null
+// return true if the context lacks memory for n_cells more cells. return false if it lacks cells, because all cells are in use
+// Call this after a failed decode. No other code decides between these two causes. ctx may be null
 bool server_memory_is_short(const llama_context * ctx, size_t n_cells = 1);
 
-// return true if a state was not restored because the context lacked memory, false if it lacked cells or the state is invalid
-// before: usage before the state was read
+// return true if a state was not restored because the context lacked memory. return false if it lacked cells, or if the state is
+// invalid
+// before: usage of the context before the state was read
 bool server_memory_is_short_for_state(const llama_context * ctx, const llama_memory_usage & before);
 
 // return true if the context has fewer than n_cells free cells
 bool server_memory_is_full(const llama_context * ctx, size_t n_cells);
 
-// return true if the context is empty and has memory for n_cells: what failed now will also fail later
-// note: free cells do not show that, because a context can have caches of several sizes (windows)
+// return true if the context is empty and has memory for n_cells. Then an attempt that failed now will also fail later
+// The number of free cells would not show this, because a context can have caches of several sizes (windows).
 bool server_memory_is_free(const llama_context * ctx, size_t n_cells);
 
-// return true if a sequence has lost the cells of its n tokens: a device failed during a change of types. ctx may be null
+// return true if a sequence of n tokens has lost its cells, because a device failed during a change of types. ctx may be null
 bool server_memory_is_lost(const llama_context * ctx, llama_seq_id id, int32_t n);
 
-// return the message for a client: whether memory or cells are missing
+// return the error message for a client. It says whether memory or cells are missing
 std::string server_memory_error(const llama_context * ctx, size_t n_cells = 1);

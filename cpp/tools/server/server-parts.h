@@ -28,12 +28,13 @@
 
 #include <vector>
 
-// The parts of llama-server that upstream does not have. This struct creates them and passes their dependencies to each part.
+// The parts of llama-server that upstream does not have. This struct creates them and passes each part the other parts that it
+// needs.
 //
-// The server context owns the parts, and calls a method of one of them where upstream's code needs something. The parts do not
-// know the type of the server context: they work on views of its slots and its batch.
+// The server context owns the parts. Upstream's code calls their methods. The parts do not know the type of the server context:
+// they work on views of its slots and its batch.
 struct server_parts {
-    // the arguments refer to members of the server context, which outlives the parts
+    // the arguments refer to members of the server context, which must outlive this object
     server_parts(
         common_params & params, const server_contexts & ctxs, server_memory_stats & stats, server_projector & projector, server_queue & queue_tasks, server_response & queue_results,
         const server_replies & replies);
@@ -41,7 +42,7 @@ struct server_parts {
     server_parts(const server_parts &) = delete;
     server_parts & operator=(const server_parts &) = delete;
 
-    // load_model(): connect the parts to the slots and the batch, after the slots were created
+    // connect the parts to the slots and the batch. load_model() calls this after it has created the slots
     template <typename slot_t, typename batch_t>
     void bind(std::vector<slot_t> & server_slots, batch_t & server_batch) {
         slots.bind(server_slots);
@@ -49,7 +50,7 @@ struct server_parts {
         conversations.set_store(disk.init() ? &disk : nullptr);
     }
 
-    // main loop, each tick: free the memory that was unused for some time
+    // free memory that was not used for some time. The main loop calls this at each tick
     void release_unused();
 
     server_contexts ctxs;
@@ -67,12 +68,12 @@ struct server_parts {
     server_draft         draft;
     server_projector   & projector;
 
-    // consequences of missing memory
+    // classes that handle missing memory
     server_pool_capacity  capacity;
     server_oom            oom;
     server_draft_catch_up catch_up;
 
-    // order in which the owners free memory
+    // decides in which order the owners free memory
     server_memory_policy policy;
 
     // users of the policy

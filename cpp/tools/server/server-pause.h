@@ -10,22 +10,23 @@
 #include <cstdint>
 #include <memory>
 
-// Pause requests: their cells move to RAM, as a part of --cache-ram, until the pool has a place again (server_pool::resume()).
+// Pauses requests. The cells of a paused request move to RAM, where --cache-ram limits them, until there is room in the pool
+// again (server_pool::resume()).
 class server_pause {
 public:
     server_pause(server_slots & slots, server_batch_view & batch, server_conversations & conversations, const server_projector & projector);
 
-    // pause the youngest running request, unless it is the only one. its entries of the batch from off on are dropped
-    // return false if there is none, or RAM has no room for its cells
+    // pause the youngest running request, unless it is the only one. Drop its tokens in the batch from index off on
+    // return false if no request was paused, because there is none or because its cells do not fit into RAM
     bool pause_youngest(int32_t off);
 
-    // release a projector that was loaded on demand. requests with a place, or before this one, may need its memory
+    // release the projector of a slot if it was loaded on demand, because other requests may need its memory
     void leave_projector(server_slot_view & slot) const;
 
 private:
     bool pause(server_slot_view & slot, int32_t off);
 
-    // return the state of the slot, null if RAM has no room for it
+    // return the state of the slot. The result is null if RAM has no room for it
     std::unique_ptr<server_prompt_cache_state> save(const server_slot_view & slot);
 
     server_slots           & slots;

@@ -18,12 +18,13 @@
 #include <cstddef>
 #include <cstdint>
 
-// The requests that wait for cells, because the pool is too small for all slots at once. A request starts when its prompt fits next
-// to the running requests, and paused requests resume. The oldest request is the first. A request never waits when no other request
-// is running.
+// Lets requests wait for cells, because the pool is too small for all slots at once.
 //
-// Rejected: keeping cells free for all that a request may generate. Clients ask for much more than they use, and slots that
-// could run together would wait for each other. Which request runs out of cells is known when it does.
+// A request starts when its prompt fits into the pool next to the running requests. Paused requests resume in the same way. The
+// oldest request is the first. A request never waits when no other request is running.
+//
+// Rejected: keeping cells free for all that a request may generate. Clients ask for much more than they use, and slots that could
+// run together would wait for each other. Which request runs out of cells is known when it does.
 class server_pool {
 public:
     server_pool(
@@ -31,48 +32,51 @@ public:
         server_projector & projector, server_slot_cells & cells, server_pause & pause, const server_pool_capacity & capacity,
         server_oom & oom, server_share & share, server_memory_policy & policy, const server_replies & replies);
 
-    // resume paused requests that have a place. call before a batch is made
+    // resume paused requests for which there is room. Call this before a batch is made
     void resume();
 
-    // return true if a request has a place and may start with its prompt. otherwise it waits, or was refused
+    // return true if there is room for the prompt of a request, so that it may start. return false if it waits or was refused
     bool admit(int id_slot);
 
-    // return true if the slot has no part in the current batch: it waits, is paused, does not fit into the batch, or its parent
-    // has no part in it
+    // return true if the slot has no tokens in the current batch. There are four reasons: it waits, it is paused, it does not fit
+    // into the batch, or its parent slot is not in the batch
     bool is_outside_batch(int id_slot);
 
-    // acquire a reference to the projector for the media of a task. on failure, send the error and return false
+    // acquire a reference to the projector for the media of a task. If that fails, send the error and return false
     bool take_projector(server_slot_view & slot, const server_task & task) const;
 
     // restore a slot from a file
-    // tokens: has the size of the saved tokens, and receives them. is_short: set if the slot lacks memory
+    // tokens:   must have the size of the saved tokens, and receives them
+    // is_short: is set to true if the slot lacks memory
     // return the result of llama_state_seq_load_file(). throw if the tokens cannot belong to a slot
     size_t read_file(int id_slot, const char * path, llama_tokens & tokens, bool & is_short);
 
 private:
     static constexpr int64_t T_RETRY_US = 1000*1000; // time between two attempts to resume the same request
 
-    // return true if a request has its place before the one of `slot`: it runs, or starts with the same batch and is older
+    // return true if the request of `other` has priority over the request of `slot`: it is running, or it starts with the same
+    // batch and is older
     static bool is_ahead(const server_slot_view & other, const server_slot_view & slot);
 
     bool has_ahead(const server_slot_view & slot);
 
-    // return the oldest request that waits for cells, null if there is none
+    // return the oldest request that waits for cells. The result is null if no request waits
     server_slot_view * next_waiting();
 
-    // return the number of cells that the prompt of the slot keeps, or frees
+    // return the number of cells of the slot that its prompt keeps. If the request waits, these are the cells that it frees
     int32_t n_kept(const server_slot_view & slot) const;
 
-    // return the number of cells that the prompt of the slot still needs
+    // return the number of additional cells that the prompt of the slot needs
     int32_t n_needed(const server_slot_view & slot) const;
 
-    // return true if n more cells fit, together with the cells that other prompts still need and some for generated tokens
+    // return true if n more cells fit into the pool, next to the cells that other prompts still need and some cells for generated
+    // tokens
     bool has_place(const server_slot_view & slot, int32_t n);
 
-    // the same, after idle and unstarted slots have given up their cells. they keep them if that would not be enough
+    // do the same as has_place(), but first free the cells of idle and unstarted slots. If that would not be enough, free nothing
     bool find_place(const server_slot_view & slot, int32_t n);
 
-    // return false if the request was not resumed
+    // resume the paused request of a slot. return false if that failed
     bool resume(server_slot_view & slot);
 
     const common_params        & params;
@@ -88,7 +92,7 @@ private:
     server_memory_policy       & policy;
     const server_replies       & replies;
 
-    // the last request that could not be resumed, and when
+    // the slot whose request could not be resumed at the last attempt, and the time of the attempt. -1 means: none
     int     id_no_place   = -1;
     int64_t t_no_place_us = 0;
 };

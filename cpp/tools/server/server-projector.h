@@ -13,30 +13,32 @@
 #include <string>
 #include <vector>
 
-// The multimodal projector (mmproj) of a server, loaded and freed while the server runs: GET and POST /mmproj.
+// The multimodal projector (mmproj) of the server, which can be loaded and freed while the server runs: GET and POST /mmproj.
 //
-// A user of the projector holds a server_projector_ref, which is counted under a lock: an HTTP thread while it tokenizes, and
-// a slot until the last media of its prompt are in the cache. A slot without a place in the pool does not hold a projector
-// that was loaded on demand (server-pool.h). The main loop loads and frees the projector, and frees it only without users.
-// Without a projector, the server tokenizes text as a server that has none, to the same tokens.
+// Each user of the projector holds a server_projector_ref, which is counted under a lock. The users are HTTP threads while they
+// tokenize, and slots until the last media of their prompt are in the cache. A slot that waits for cells does not hold a
+// projector that was loaded on demand (server-pool.h).
 //
-// On demand (--mmproj-lazy-auto), a request with media loads the projector: an HTTP thread waits for the main loop. The main
-// loop reloads it when it launches a task that waited long enough for the projector to be unloaded.
+// Only the main loop loads and frees the projector, and it frees the projector only if there are no users. Without a projector,
+// the server tokenizes text to the same tokens as a server that never had one.
 //
-// The server reads the supported kinds of media from the file at its start, and the caches contain results of that projector. So a
-// file with another header than at the start is refused, and no other check is needed.
+// With --mmproj-lazy-auto, a request with media loads the projector: its HTTP thread waits for the main loop. If the projector is
+// freed while a task waits for a slot, the main loop loads it again when the task is launched.
 //
-// Rejected: a reference for each task that waits for a slot. Clients that queue for hours would keep the projector loaded. A
-// task that finds no projector is refused with the reason.
+// The server reads the supported kinds of media from the file at its start. The caches contain results of this projector. So a
+// load is refused if the header of the file has changed since the start. No other check is needed.
+//
+// Rejected: a reference for each task that waits for a slot. Clients that queue for hours would keep the projector loaded. A task
+// that finds no projector is refused with the reason.
 class server_projector {
 public:
     server_projector(server_queue & queue_tasks, server_response & queue_results);
 
-    // return true if the server has a projector, loaded or not
+    // return true if the server has a projector, whether it is loaded or not
     explicit operator bool() const { return exists; }
 
-    // load_model(), also when the server wakes: load the projector unless it is lazy. return false if that fails
-    // usage: result of mtmd_get_memory_usage()
+    // load the projector, unless it is lazy. return false if that fails. load_model() calls this, also when the server wakes up
+    // usage_new: result of mtmd_get_memory_usage()
     bool init(
             const std::string & path_new, const llama_model * model_new, const mtmd_context_params & params_new,
             const mtmd_memory_usage & usage_new, const server_lazy & lazy_new);
@@ -47,63 +49,68 @@ public:
     bool has_vision() const { return caps.inp_vision; }
     bool has_audio () const { return caps.inp_audio; }
 
-    // return whether it reads videos. an unloaded file is assumed to: a build without video support fails when it reads one
+    // return true if the projector supports videos. If it is not loaded, the result is true: a build without video support fails
+    // when it reads a video
     bool has_video() const;
 
     operator server_projector_ref();
 
-    // HTTP thread: return a reference for a new request, empty if the projector is not loaded or about to be unloaded
+    // return a reference for a new request. The reference is empty if the projector is not loaded, or is about to be unloaded
     // should_stop: returns true if the client has disconnected
+    // Call this on an HTTP thread.
     server_projector_ref ref(std::function<bool()> should_stop);
 
-    // main loop: return a reference for a request that was accepted, empty if the projector is not loaded
+    // return a reference for a request that was accepted. It is empty if the projector is not loaded. Call this on the main loop
     server_projector_ref get();
 
-    // main loop: the same, but check() on the reference does not load the projector
+    // do the same as get(), but check() on the reference does not load the projector
     server_projector_ref get_loaded();
 
     // return the response to GET /mmproj
     json to_json() const;
 
-    // add the state to /health or /props. add nothing if the projector is always loaded, as in upstream's server
+    // add the state of the projector to /health or /props. If it is always loaded, add nothing, as in upstream's server
     void add_state(json & res) const;
 
-    // add the state to /props, and report no modalities while the projector is not available
+    // add the state to /props. While the projector is not available, report that no media are supported
     void update_props(json & props) const;
 
-    // main loop: load the projector. throw server_refusal if that fails, nothing has changed then
+    // load the projector. throw server_refusal if that fails. Nothing has changed then. Call this on the main loop
     json load();
 
-    // main loop: free the projector. return null if it has users, or if no closing exists any more
+    // free the projector. return null if it has users, or if the caller's `closing` has ended. Call this on the main loop
     json unload();
 
     // return the functions for POST /mmproj
     server_component component(const std::function<bool()> & should_stop);
 
-    // load_model(): set the function that receives the bytes before a load and after an unload. it may throw server_refusal
+    // set the function that receives the bytes before a load and after an unload. It may throw server_refusal. load_model() calls
+    // this
     void set_on_bytes(std::function<void(size_t)> func);
 
-    // set the function that frees memory for a request with media. it returns false if there is nothing to free
+    // set the function that frees memory so that a request with media can load the projector. It returns false if nothing can be
+    // freed
     void set_make_room(std::function<bool()> func);
 
-    // load_model() of a server that wakes: there is no room for the projector. return false if it must be loaded, or is not
+    // called by load_model() when the server wakes up and there is no room for the projector
+    // return false if the projector is one that is always loaded, or if it is not loaded anyway
     bool stay_unloaded();
 
-    // return true if requests load it (--mmproj-lazy-auto)
+    // return true if requests load the projector (--mmproj-lazy-auto)
     bool is_auto() const { return lazy.is_auto(); }
 
     bool is_loaded() const;
 
-    // return true if a request has loaded it, also while it is about to be unloaded
+    // return true if a request has loaded the projector. The result stays true while the projector is about to be unloaded
     bool is_loaded_on_demand() const;
 
-    // return true if a request has loaded it and it has no users now
+    // return true if a request has loaded the projector, and it has no users now
     bool is_spare() const;
 
-    // main loop: free a spare projector because its memory is needed. return false if it is not spare
+    // free the projector because its memory is needed, if is_spare(). return false otherwise. Call this on the main loop
     bool free_spare();
 
-    // main loop, each tick: free a projector that was loaded on demand and was not used for its time
+    // free a projector that was loaded on demand, if no request has used it for its time. The main loop calls this at each tick
     void unload_unused();
 
 private:
@@ -111,16 +118,16 @@ private:
         STATE_UNLOADED,
         STATE_LOADING,
         STATE_LOADED,
-        STATE_UNLOADING, // waits for its users
+        STATE_UNLOADING, // about to be unloaded, waits until there are no users
     };
 
     static constexpr const char * names[] = { "unloaded", "loading", "loaded", "unloading" };
 
-    // address space for ggml_backend_sched_new() with the 8192 nodes of clip. little of it is used
+    // address space for ggml_backend_sched_new() with the 8192 nodes of clip, of which little is used
     static constexpr size_t N_BYTES_SCHED = 192*1024*1024;
 
-    // A period in which no new request gets the projector, so that the number of users only falls. At its end, the projector
-    // is available as before, unless it was freed
+    // A period in which no new request gets a reference to the projector, so that the number of users only falls. After the
+    // period, the projector is available as before, unless it was freed.
     class closing {
     public:
         explicit closing(server_projector & projector);
@@ -129,10 +136,10 @@ private:
         closing(const closing &) = delete;
         closing & operator=(const closing &) = delete;
 
-        // start the period. call it again if the projector may have been loaded since
+        // start the period. Call this again if the projector may have been loaded since the last call
         void begin();
 
-        // wait until there are no users. throw server_refusal at the deadline. return false if should_stop()
+        // wait until there are no users. throw server_refusal at the deadline. return false if should_stop() returns true
         bool wait(server_deadline deadline, const std::function<bool()> & should_stop);
 
     private:
@@ -144,7 +151,7 @@ private:
 
     void set(state_t state_new, std::shared_ptr<mtmd_context> ctx_new);
 
-    // the server wakes, and a managed projector cannot be loaded again
+    // called when the server wakes up, and a projector that may be unloaded cannot be loaded again
     void set_missing();
 
     // return true if the server can run without the projector
@@ -152,40 +159,42 @@ private:
 
     void check_exists() const;
 
-    // throw server_refusal if the file is not the one of the start
+    // throw server_refusal if the header of the file has changed since the start
     void check_header() const;
 
-    // throw server_refusal if there is no memory for it. mtmd aborts then
+    // throw server_refusal if there is not enough memory to load the projector, because mtmd would abort then
     void check_memory() const;
 
     size_t n_bytes_planned() const;
 
-    // call with the mutex held
+    // return the name of the state. Call this with the mutex held
     const char * get_name() const;
 
-    // unload if there are no users and func() returns true. func is called with the mutex held
+    // unload the projector if it has no users and func() returns true. func is called with the mutex held
     bool unload_if(const std::function<bool()> & func);
 
-    // return the error for a request while the projector is not available. call with the mutex held
+    // return the error for a request that needs the projector while it is not available. Call this with the mutex held
     server_refusal why_not() const;
 
-    // return a reference whose check() throws why_not(). call with the mutex held
+    // return a reference whose check() throws why_not(). Call this with the mutex held
     server_projector_ref make_refusal() const;
 
-    // return a counted use. call with the mutex held
+    // return the projector as a pointer that is counted until it is destroyed. Call this with the mutex held
     std::shared_ptr<mtmd_context> use();
 
-    // the same for a request with media. text is tokenized with the projector as well, but does not need it
-    // call with the mutex held
+    // do the same as use(), for a request with media. Text is also tokenized with the projector, but does not need it
+    // Call this with the mutex held.
     std::shared_ptr<mtmd_context> use_media();
 
-    // main loop: load the projector for a request. throw server_refusal
+    // load the projector for a request. throw server_refusal if that fails. Call this on the main loop
     std::shared_ptr<mtmd_context> load_for_request();
 
-    // HTTP thread: the main loop loads the projector. throw server_refusal, also after a minute or if should_stop()
+    // let the main loop load the projector, and wait for it. throw server_refusal if that fails, after a minute, or if
+    // should_stop() returns true
+    // Call this on an HTTP thread.
     std::shared_ptr<mtmd_context> load_on_demand(const std::function<bool()> & should_stop);
 
-    // read the file of the start. return false if it is not complete. call with the mutex held
+    // read the file for the first time. return false if it is not complete. Call this with the mutex held
     bool init_file(const std::string & path_new);
 
     std::shared_ptr<mtmd_context> open() const;
@@ -199,11 +208,11 @@ private:
 
     state_t     state      = STATE_UNLOADED;
     server_lazy lazy       = {};
-    bool        is_managed = false; // it is lazy, or a client has loaded or unloaded it
+    bool        is_managed = false; // the projector is lazy, or a client has loaded or unloaded it
 
     std::shared_ptr<mtmd_context> ctx; // null while the server sleeps
 
-    // set at the start
+    // set when the server starts
     bool        exists = false;
     std::string path;
     std::string header;

@@ -1,13 +1,13 @@
 #pragma once
 
-// n_predict 0: compute the prompt into the cache, and generate no token
+// Requests with n_predict 0: compute the prompt into the cache, and generate no token
 
 #include "server-task.h"
 
 #include <memory>
 
-// return the first part of a stream: clients of these formats wait for it, and upstream sends it with the first token
-// null if the task's format has no such part
+// return the first event of a stream, which clients of some formats wait for. Upstream sends it only with the first token
+// The result is null if the format of the task has no such event.
 inline std::unique_ptr<server_task_result_cmpl_partial> server_stream_start(const server_task & task, int32_t n_prompt_cached) {
     const auto & params = task.params;
 

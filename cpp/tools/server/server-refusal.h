@@ -6,10 +6,10 @@
 #include <stdexcept>
 #include <string>
 
-// an error of a request that has its own HTTP status. ex_wrapper() turns it into the response
+// an error of a request that has its own HTTP status. ex_wrapper() converts it to a response
 struct server_refusal : std::runtime_error {
     error_type type;
-    int        retry_after_s; // seconds after which the same request may succeed, 0: waiting does not help
+    int        retry_after_s; // seconds after which the same request may succeed. 0 means: waiting does not help
 
     server_refusal(error_type type, const std::string & message, int retry_after_s = 0);
 

@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-// The responses that the parts send to clients, through functions of the server context.
+// Sends responses of the parts to clients, through functions of the server context.
 class server_replies {
 public:
     using send_error_t = std::function<void(int id_task, const std::string & error, error_type type, int32_t n_prompt_tokens, int32_t n_ctx)>;
@@ -18,7 +18,7 @@ public:
     void error(const server_slot_view & slot, const std::string & message, error_type type) const;
     void error(const server_task & task, const std::string & message, error_type type) const;
 
-    // send the text so far as the final response: there are no cells for the next token
+    // send the generated text so far as the final response, because there are no cells for the next token
     void truncated(server_slot_view & slot) const;
 
 private:

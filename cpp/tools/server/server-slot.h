@@ -24,18 +24,19 @@ enum slot_state {
     SLOT_STATE_GENERATING,
 };
 
-// a request that waits because other requests need the cells of the pool. part of a slot
+// state of a request that waits because other requests need the cells of the pool. It is a part of the slot
 struct server_slot_wait {
-    bool is_unplaced = false; // the request has not started, because its prompt has no place
+    bool is_unplaced = false; // the request has not started, because there is no room for its prompt
 
-    std::unique_ptr<server_prompt_cache_state> paused; // cells of a paused request, null if it is not paused
+    std::unique_ptr<server_prompt_cache_state> paused; // cells of a paused request. null means: the request is not paused
 
-    slot_state state_paused = SLOT_STATE_IDLE; // state to return to
+    slot_state state_paused = SLOT_STATE_IDLE; // state of the slot to return to after the pause
 
     explicit operator bool() const { return is_unplaced || paused; }
 };
 
-// A slot as the parts of the server see it: references to the fields that they need, and upstream's operations.
+// A slot of the server, with the fields and functions that the parts of the server need. It consists of references to upstream's
+// slot.
 struct server_slot_view {
     const int & id;
 
@@ -81,7 +82,7 @@ struct server_slot_view {
     std::function<void()>                      print_timings;
     std::function<void()>                      release;
 
-    // slot: upstream's server_slot. it must outlive the view
+    // slot: upstream's server_slot, which must outlive this object
     template <typename slot_t>
     explicit server_slot_view(slot_t & slot) :
         id(slot.id),
@@ -117,23 +118,23 @@ struct server_slot_view {
         print_timings([&slot]() { slot.print_timings(); }),
         release([&slot]() { slot.release(); }) {}
 
-    // return true if the request has its place in the pool
+    // return true if the request has its cells in the pool: it has started and is not paused
     bool is_running() const;
 
-    // return the number of tokens in the cells, without the tokens of the current batch and without a draft
+    // return the number of tokens whose cells are computed, without the tokens of the current batch and of a draft
     int32_t n_computed() const;
 
-    // return true if other slots use some of the cells, too
+    // return true if other slots also use some of the cells of this slot
     bool has_shared_cells() const;
 };
 
-// return the number of cells that a sequence shares with others. ctx may be null
+// return the number of cells that a sequence shares with other sequences. ctx may be null
 uint32_t server_n_shared_cells(const llama_context * ctx, llama_seq_id id);
 
-// The slots of a server.
+// The slots of the server, as views.
 class server_slots {
 public:
-    // call after the slots were created. they must not move after that
+    // create the views. Call this after the slots were created. The slots must not move in memory after that
     template <typename slot_t>
     void bind(std::vector<slot_t> & slots) {
         views.clear();
@@ -151,5 +152,5 @@ public:
     std::vector<server_slot_view>::iterator end  () { return views.end(); }
 
 private:
-    std::vector<server_slot_view> views; // by id
+    std::vector<server_slot_view> views; // the index is the id of the slot
 };

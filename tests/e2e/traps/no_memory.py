@@ -92,7 +92,7 @@ NO_MEMORY = (
             STATE_ROWS,
             "dyn->any(is_late)",
             "false",
-            after="// find a late copy from or to cells that the state overwrites",
+            after="const auto is_late = [&]",
         ),
         LATE_COPY,
         "no-memory",

@@ -102,7 +102,7 @@ TYPES = (
     ),
     Trap(
         "old bytes after rows that became smaller are read as numbers",
-        Edit(STORAGE, "llama_kv_shrink_layout(t, trans, n_rows(), n_used);", "(void) 0;", after="// inside:"),
+        Edit(STORAGE, "llama_kv_shrink_layout(t, trans, n_rows(), n_used);", "(void) 0;", after="llama_kv_set_type(t, dst.type);"),
         copies("llama-dense", "retype-fail", "--fail", "6+", *TRANSPOSED),  # 1 to 5 belong to the compute buffers
         "status: not-run",
     ),
@@ -136,7 +136,7 @@ TYPES = (
     ),
     Trap(
         "a saved state records the old basis",
-        Edit(CELL_TYPES, "init_rot(type_k, type_v);", "(void) 0;", after="moved(); // the context"),
+        Edit(CELL_TYPES, "init_rot(type_k, type_v);", "(void) 0;", after="cache.storage().moved();"),
         inplace("llama-dense", BITS),
         BITS,
     ),
@@ -240,7 +240,7 @@ TYPES = (
             FOREIGN_STATE,
             "types.wanted_rot(false, (ggml_type) type_state, types.cache.cell_types().second)",
             "0u",
-            after="assume the rotation of its type",
+            after="rows.emplace_back((int64_t) s*t->ne[1], n);",
         ),
         inplace("deepseek4-moe", RESTORE),
         RESTORE,
