@@ -3,8 +3,10 @@
 #include "random-heap.h"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <random>
+#include <thread>
 
 namespace {
 
@@ -92,16 +94,28 @@ class turns {
         }
     }
 
+    // The threads of a library's OpenMP wait actively for some milliseconds after a call. The other library has its own
+    // threads, which would compete with them.
+    void wait_for_idle_threads() const {
+        if (!params.other.empty() && params.n_threads > 1) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
+    }
+
     template <typename F, typename G>
     void pair(const char * kind, F && call_test, G && call_base) {
         call_result test = {};
         call_result base = {};
 
         if (i_pair++ % 2 == 0) {
+            wait_for_idle_threads();
             test = call_test();
+            wait_for_idle_threads();
             base = call_base();
         } else {
+            wait_for_idle_threads();
             base = call_base();
+            wait_for_idle_threads();
             test = call_test();
         }
 
