@@ -38,7 +38,8 @@ bool server_budget::init() {
         return false;
     }
 
-    // the server wakes, and there is less room than at the start
+    // the caches do not fit. This happens when the server wakes up and there is less room than at its start. Then do not load the
+    // draft or the projector
     while (!fits(false, true) && (draft.stay_unloaded() || projector.stay_unloaded())) {
     }
     if (is_exceeded()) {

@@ -18,7 +18,7 @@ server_bytes server_bytes::measure(const std::vector<ggml_backend_dev_t> & devic
     server_bytes res;
 
 #if defined(__GLIBC__)
-    malloc_trim(0); // do not count freed memory that malloc keeps
+    malloc_trim(0); // otherwise, the result includes freed memory that malloc keeps
 #endif
     res.resident = std::max<int64_t>(0, resident_bytes());
 

@@ -34,8 +34,8 @@ json server_component_done(const char * state, const char * what, const server_b
     };
 }
 
-// free `other` and load `component` in one call of the main loop. with a request between the two, that request would load
-// `other` again
+// free `other` and load `component` in one call of the main loop
+// With two calls, a request between them could load `other` again.
 static json swap_components(const server_component & component, const server_component & other) {
     const bool was_loaded = other.is_loaded();
 

@@ -33,7 +33,8 @@ bool server_draft_catch_up::can_skip(const common_batch & view) {
 
     const bool has_lost = ctxs.ctx_dft && drop_lost(view);
 
-    // slots that share cells have cells of their own in a draft that has caught up: it can be full before the target is
+    // The draft can run out of cells before the target does: slots that share cells in the target can have cells of their own in
+    // the draft, if it has processed their prompts itself.
     if (is_simple == is_mtp || is_other ||
             (!has_lost && !server_memory_is_short(ctxs.ctx_dft) && !server_memory_is_full(ctxs.ctx_dft, view.size()))) {
         return false;
@@ -44,7 +45,7 @@ bool server_draft_catch_up::can_skip(const common_batch & view) {
     for (const auto & token : view.tokens) {
         auto & slot = slots[token.seq_id];
         if (is_mtp) {
-            // MTP needs states of the target that do not exist any more: it starts over with the next batch
+            // MTP layers need states of the target that are gone now. So they start again with the next batch
             llama_memory_seq_rm(llama_get_memory(slot.ctx_dft), slot.id, -1, -1);
         } else if (slot.prompt.n_draft_retry == -1) {
             slot.prompt.n_draft_retry = 0;
@@ -59,7 +60,7 @@ static int process_missing_tokens(const server_slot_view & slot) {
     auto * mem = llama_get_memory(slot.ctx_dft);
 
     if (llama_memory_seq_pos_min(mem, slot.id) != 0) {
-        llama_memory_seq_rm(mem, slot.id, -1, -1); // the start is missing
+        llama_memory_seq_rm(mem, slot.id, -1, -1); // the start of the prompt is missing, so process all of it
     }
 
     const int32_t n_batch  = llama_n_batch(slot.ctx_dft);
@@ -93,11 +94,12 @@ bool server_draft_catch_up::catch_up(int id_slot) {
 
     const auto & types = params.speculative.types;
     if (std::find(types.begin(), types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE) == types.end()) {
-        n_retry = -1; // other drafters need states of the target that do not exist any more: they continue with the next tokens
+        n_retry = -1; // other drafters need states of the target that are gone now. they continue with the next tokens
         return true;
     }
 
-    // the draft was left out of a batch whose tokens it could not follow. with M-RoPE, it can follow the text after an image
+    // The draft has missed a batch if its last position is not the one before the next token. With M-RoPE, this does not count:
+    // positions jump after an image, and the draft can process the text after an image.
     const auto      rope    = llama_model_rope_type(llama_get_model(slot.ctx_dft));
     const bool      no_gaps = rope != LLAMA_ROPE_TYPE_MROPE && rope != LLAMA_ROPE_TYPE_IMROPE;
     const llama_pos pos_max = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_dft), slot.id);
@@ -108,7 +110,7 @@ bool server_draft_catch_up::catch_up(int id_slot) {
         return true;
     }
 
-    slot.spec_draft_q.clear(); // of an earlier draft, whose accepted tokens can be in spec_draft
+    slot.spec_draft_q.clear(); // drop an earlier draft, whose accepted tokens can be in spec_draft
 
     const int32_t n_tokens = slot.prompt.n_tokens();
     if (n_tokens < n_retry || slot.prompt.tokens.has_media()) {
@@ -120,7 +122,7 @@ bool server_draft_catch_up::catch_up(int id_slot) {
         ret = process_missing_tokens(slot);
     });
 
-    // do not retry with every token: each attempt costs a growth that fails
+    // retry only after a quarter more tokens, because each attempt costs a growth that fails
     n_retry = ret == 0 ? -1 : n_tokens + n_tokens/4 + 1;
 
     SLT_INF(slot, "draft: %s, n_tokens = %d\n", ret == 0 ? "caught up" : "still no memory", n_tokens);
@@ -150,7 +152,7 @@ bool server_draft_catch_up::make_checkpoint(int id_slot, const std::function<voi
 void server_draft_catch_up::restore_draft(int id_slot) const {
     auto & slot = slots[id_slot];
 
-    // without memory for the checkpoint, the draft has lost its cells
+    // if there was no memory for the checkpoint, the draft has already lost its cells
     if (!slot.spec_ckpt.load_dft(slot.ctx_dft, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
         drop(slot);
     }

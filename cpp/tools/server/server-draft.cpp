@@ -5,7 +5,7 @@
 #include "server-main-loop.h"
 #include "server-refusal.h"
 
-#include "../../src/llama-ext.h" // staging API: llama_set_embeddings_nextn
+#include "../../src/llama-ext.h" // for llama_set_embeddings_nextn (staging API)
 
 #include <algorithm>
 #include <exception>
@@ -14,17 +14,17 @@
 
 static constexpr const char * NO_DRAFT = "This server has no draft. Start it with `--model-draft`, or a model that has MTP layers with `--spec-type draft-mtp`";
 
-// return true if both files can be read. an empty path counts as readable
+// return true if both files can be read. An empty path counts as readable
 static bool can_read(const std::string & a, const std::string & b) {
     return (a.empty() || std::ifstream(a)) && (b.empty() || std::ifstream(b));
 }
 
-// return true if the task generates text that may be drafted. not after an image
+// return true if the task can use a draft: it generates text, and its prompt has no media
 static bool can_use(const server_task & task) {
     return task.need_sampling() && task.params.n_predict != 0 && !task.tokens.has_media();
 }
 
-// remove the draft's part of a prompt
+// remove the draft's part from a prompt
 static void forget(server_prompt & prompt) {
     prompt.n_draft_retry = -1;
     for (auto & ckpt : prompt.checkpoints) {
@@ -194,7 +194,8 @@ void server_draft::unload_unused() {
 common_speculative * server_draft::make_speculative() {
     auto spec_params = params.speculative;
 
-    // lookup caches are read again, and upstream ends the process if a file is missing. let it do so only at the start
+    // The files of lookup caches are read again, and upstream ends the process if a file is missing. That is acceptable only at
+    // the start of the server.
     const bool is_gone = std::exchange(has_read_files, true) && !can_read(spec_params.ngram_cache.lookup_cache_static, spec_params.ngram_cache.lookup_cache_dynamic);
     if (is_gone && has_type(COMMON_SPECULATIVE_TYPE_NGRAM_CACHE)) {
         SRV_WRN("%s\n", "a lookup cache cannot be read any more, no drafts from it");
@@ -283,7 +284,8 @@ json server_draft::load() {
         close();
         server_refuse_file(path(), e.what());
     }
-    // the test clears the cells, which are the target's if the draft shares them
+    // common_context_can_seq_rm() tests the context by clearing its cells. If the draft shares the cells of the target, this
+    // would clear the target's cells.
     const bool is_shared = llama_get_ctx_other(ctxs.ctx_dft) != nullptr;
 
     ctxs.ctx_dft_seq_rm_type = is_shared ? COMMON_CONTEXT_SEQ_RM_TYPE_PART : common_context_can_seq_rm(ctxs.ctx_dft);
@@ -316,12 +318,12 @@ void server_draft::open() {
     on_bytes(n_bytes);
 
     auto params_dft = common_base_params_to_speculative(params);
-    params_dft.load_progress_callback           = nullptr; // only for the start
+    params_dft.load_progress_callback           = nullptr; // progress is reported only at the start of the server
     params_dft.load_progress_callback_user_data = nullptr;
 
     auto & res = ctxs.spec_init;
     try {
-        queue_tasks.yield_to_queue([&]() { // so that the metrics task can be answered
+        queue_tasks.yield_to_queue([&]() { // the queue can answer the metrics task meanwhile
             res = common_speculative_init_from_params(params_dft, ctxs.model_tgt, ctxs.ctx_tgt);
         });
     } catch (...) {
@@ -393,7 +395,7 @@ void server_draft::attach() {
         slot.spec    = ctxs.spec.get();
         slot.mem.init(ctxs.ctx_tgt, ctxs.ctx_dft);
 
-        // a slot that was about to decode accepted tokens again samples them again
+        // if a slot was about to decode accepted tokens again, it samples these tokens again
         slot.spec_draft.clear();
         slot.spec_draft_q.clear();
         slot.spec_ckpt.clear();

@@ -15,7 +15,7 @@ server_memory_policy::server_memory_policy(
 server_budget_hold server_memory_policy::hold_types() {
     const bool has_idle = !cells.idle_slots().empty();
 
-    // without a unified cache, other slots cannot use the cells of an idle one, but they can use its memory
+    // Without a unified cache, other slots cannot use the cells of an idle slot. But if memory is short, they can use its memory.
     const bool is_shared = params.kv_unified || server_memory_is_short(ctxs.ctx_tgt);
 
     is_held_for_spare = has_spare_component();
@@ -23,7 +23,8 @@ server_budget_hold server_memory_policy::hold_types() {
     return { params.kv_budget.get(), (has_idle && is_shared) || is_held_for_spare };
 }
 
-// the numbers are the rows of the table in docs/reference/server.md. row 1 is server_pool::admit()
+// The numbers in the comments are the rows of the table "When the pool is full" in docs/reference/server.md. Row 1 is
+// server_pool::admit().
 bool server_memory_policy::make_room_for_batch(int32_t & n_batch, int32_t off) {
     if (oom.drop_drafts(off)) { // 2. drafts in the batch
         return true;
@@ -32,10 +33,10 @@ bool server_memory_policy::make_room_for_batch(int32_t & n_batch, int32_t off) {
         return true;
     }
     if (oom.can_split(off)) {
-        return false; // upstream tries a smaller batch
+        return false; // upstream's code tries a smaller batch
     }
     if (is_held_for_spare && !has_spare_component()) {
-        return true; // the component of row 4 is in use again: try row 6 before row 5
+        return true; // the component of row 4 is in use again. try the batch again without a hold, which is row 6, before row 5
     }
 
     // 5. to 9.
@@ -48,7 +49,7 @@ bool server_memory_policy::make_room_for_batch(int32_t & n_batch, int32_t off) {
 void server_memory_policy::make_room_for_chunk(int id_slot) {
     auto & slot = slots[id_slot];
 
-    oom.drop_drafts(0); // a slot cannot be paused, nor the draft be unloaded, with a draft in the batch
+    oom.drop_drafts(0); // with a draft in the batch, a slot cannot be paused, and the draft cannot be unloaded
 
     if (oom.has_partial_chunk(slot)) {
         oom.end_slot(slot, 0);
@@ -68,7 +69,8 @@ bool server_memory_policy::drop_less_than_cells(int32_t n) {
 void server_memory_policy::free_cells(server_slot_view & slot, int32_t off) {
     const bool is_freed =
         cells.clear_idle_for_others() || // 5. idle slots
-                                         // 6. smaller types: the next batch changes them, as hold_types() only holds for 4 and 5
+                                         // 6. smaller types: the next batch changes them, because hold_types() prevents that only
+                                         //    for 4 and 5
         cells.clear_unstarted()       || // 7. slots whose request has not started
         pause.pause_youngest(off);       // 8. the youngest request
 

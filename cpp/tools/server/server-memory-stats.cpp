@@ -61,7 +61,7 @@ void server_memory_stats::reset() {
     draft .reset();
 
     if (conversations) {
-        conversations_now = conversations(); // the entries stay
+        conversations_now = conversations(); // entries in RAM stay while the server sleeps
     }
 
     budget_now.committed = 0;

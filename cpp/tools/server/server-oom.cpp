@@ -14,7 +14,8 @@ server_oom::server_oom(
 bool server_oom::is_not_begun(const common_batch & view) const {
     auto * mem = llama_get_memory(ctxs.ctx_tgt);
 
-    // not with snapshots of a recurrent state: undoing a batch restores a snapshot that this batch did not write
+    // With snapshots of a recurrent state, the result is false: undoing the batch would restore a snapshot that the batch did not
+    // write.
     return mem && llama_n_rs_seq(ctxs.ctx_tgt) == 0 && std::all_of(view.tokens.begin(), view.tokens.end(), [&](const auto & token) {
         return llama_memory_seq_pos_max(mem, token.seq_id) < token.pos[0];
     });
@@ -26,7 +27,7 @@ bool server_oom::can_split(int32_t off) {
         return false;
     }
 
-    // pooling needs all tokens of a prompt in one batch
+    // A task with pooling needs all tokens of its prompt in one batch.
     for (int32_t i = off; i < off + n; ++i) {
         if (!slots[batch.id_slot(i)].can_split()) {
             return false;
@@ -49,7 +50,7 @@ bool server_oom::drop_drafts(int32_t off) {
 
         slot.prompt.tokens.keep_first(slot.prompt.n_tokens() - slot.spec_draft.size());
         if (!slot.spec_is_replay) {
-            slot.stats.n_draft_tokens -= slot.spec_draft.size(); // the target has not verified them
+            slot.stats.n_draft_tokens -= slot.spec_draft.size(); // the target has not verified these tokens
         }
         slot.spec_i_batch.clear();
         slot.spec_draft  .clear();
@@ -67,8 +68,9 @@ void server_oom::end_slot(server_slot_view & slot, int32_t off) {
 
     batch.drop(slot.id, off);
 
-    // end the children of this request as well (the slots of its other completions) while its prompt is incomplete: they wait for
-    // the prompt, or have a copy of its processed part, and the rest will not be processed
+    // End the child slots of this request as well (the slots of its other completions, n_cmpl), as long as no token was
+    // generated. Each child waits for the prompt, or has a copy of its first part. The rest of the prompt will not be processed
+    // now.
     for (auto & other : slots) {
         if (slot.stats.n_gen == 0 && other.is_processing() && other.task->id_parent == slot.task->id) {
             send_error(other);
@@ -92,7 +94,7 @@ void server_oom::end_slot(server_slot_view & slot, int32_t off) {
     slot.release();
 
     if (has_media) {
-        slot.prompt_clear(); // the cells may end within an image
+        slot.prompt_clear(); // the last cells may contain only a part of an image
     }
 }
 
@@ -103,11 +105,11 @@ void server_oom::drop_ended(int id_slot) {
     const int32_t n_left = slot.prompt.n_tokens() - n;
 
     if (n > 0 && (n_left <= 0 || slot.prompt.tokens.has_media())) {
-        slot.prompt_clear(); // the cells may end within an image
+        slot.prompt_clear(); // the last cells may contain only a part of an image
     } else if (n > 0) {
         slot.prompt.tokens.keep_first(n_left);
 
-        // some of the dropped entries may have been computed
+        // some of the dropped tokens may have been computed already
         const auto seq_rm = [&](llama_context * ctx) {
             return !ctx || llama_memory_seq_rm(llama_get_memory(ctx), slot.id, slot.prompt.tokens.pos_next(), -1);
         };
@@ -139,13 +141,13 @@ void server_oom::drop_checkpoint(int id_slot, int64_t n_tokens) const {
 bool server_oom::restore_target(int id_slot) {
     auto & slot = slots[id_slot];
 
-    // the checkpoint is empty if it was made while a copy of the sequence waited for memory
+    // the checkpoint is empty if a copy of the sequence was pending when the checkpoint was made
     if (!slot.spec_ckpt.data_tgt.empty() && slot.spec_ckpt.load_tgt(slot.ctx_tgt, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
         return true;
     }
 
     end_slot(slot, batch.size());
-    slot.prompt_clear(); // the cache now holds an unknown number of tokens
+    slot.prompt_clear(); // the number of tokens in the cells is unknown now
 
     return false;
 }
@@ -155,7 +157,7 @@ void server_oom::refuse(const server_slot_view & slot) const {
     const int32_t n_tokens = slot.task->n_tokens();
     const int32_t n_max    = capacity.n_cells_max();
 
-    // a cache starts with half a block
+    // the number is at least half a block, because a cache starts with that many cells
     const int32_t n_held = n_tokens > n_max ? n_max : std::min(n_tokens - 1, std::max(n_block/2, n_max - n_block));
 
     replies.error(slot, string_format("request (%d tokens) exceeds what --kv-budget %d holds (%d tokens), try increasing it",

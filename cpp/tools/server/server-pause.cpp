@@ -9,7 +9,7 @@
 server_pause::server_pause(server_slots & slots, server_batch_view & batch, server_conversations & conversations, const server_projector & projector)
     : slots(slots), batch(batch), conversations(conversations), projector(projector) {}
 
-// return true if the request does not share its prompt with the other requests of a task (n_cmpl)
+// return true if a request can be paused: it is a completion, and does not share its prompt with other requests of a task (n_cmpl)
 static bool can_pause(const server_task & task) {
     return (task.type == SERVER_TASK_TYPE_COMPLETION || task.type == SERVER_TASK_TYPE_INFILL) && !task.is_parent() && !task.is_child();
 }
@@ -37,7 +37,7 @@ void server_pause::leave_projector(server_slot_view & slot) const {
 
 bool server_pause::pause(server_slot_view & slot, int32_t off) {
     if (server_memory_is_lost(slot.ctx_tgt, slot.id, slot.prompt.n_tokens() - batch.count(slot.id, off))) {
-        return false; // it has no cells to restore
+        return false; // there are no cells that could be restored
     }
 
     auto state = save(slot);
@@ -71,7 +71,8 @@ std::unique_ptr<server_prompt_cache_state> server_pause::save(const server_slot_
 
     const auto size = [&](llama_context * ctx) { return ctx ? llama_state_seq_get_size(ctx, slot.id) : 0; };
 
-    if (!conversations.reserve(size(slot.ctx_tgt) + size(ctx_dft))) { // the checkpoints are moved
+    // the bytes of the checkpoints do not count here, because the checkpoints are moved, not copied
+    if (!conversations.reserve(size(slot.ctx_tgt) + size(ctx_dft))) {
         return nullptr;
     }
 
@@ -80,7 +81,7 @@ std::unique_ptr<server_prompt_cache_state> server_pause::save(const server_slot_
 
         const auto read = [&](llama_context * ctx, std::vector<uint8_t> & data) {
             data.resize(size(ctx));
-            // the size is 0 although there are cells if a copy of the sequence waits for memory
+            // the size is 0 if a copy of the sequence is pending, although there are cells
             return !ctx || (!data.empty() && llama_state_seq_get_data(ctx, data.data(), data.size(), slot.id) == data.size());
         };
 
@@ -88,7 +89,7 @@ std::unique_ptr<server_prompt_cache_state> server_pause::save(const server_slot_
             return nullptr;
         }
         if (!read(ctx_dft, res->data.drft)) {
-            res->data.drft.clear(); // the draft processes the prompt again
+            res->data.drft.clear(); // the draft processes the prompt again after the pause
         }
         return res;
     } catch (const std::bad_alloc &) {

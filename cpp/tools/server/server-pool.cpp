@@ -18,15 +18,16 @@ server_pool::server_pool(
     : params(params), ctxs(ctxs), slots(slots), batch(batch), projector(projector), cells(cells), pause(pause), capacity(capacity),
       oom(oom), share(share), policy(policy), replies(replies) {}
 
-// return true if the prompt of the slot has media after the first n tokens. these end at a chunk
+// return true if the prompt of the slot has media after the first n tokens, which end at the border of a chunk
 static bool has_media_after(const server_slot_view & slot, size_t n) {
     const auto & tokens = slot.task->tokens;
 
     return n < tokens.size() && (tokens[n] == LLAMA_TOKEN_NULL || tokens.find_next_media_chunk(n).first);
 }
 
-// return the tokens that the slot has, or will have when its prompt is processed. a slot that generates may have dropped some
-// of its prompt in a context shift
+// return the number of tokens that a slot has, or will have when its prompt is processed
+// A slot that generates may have dropped a part of its prompt in a context shift, so the number is not the length of the task's
+// prompt.
 static int32_t n_prompt(const server_slot_view & slot, const server_prompt & prompt, slot_state state) {
     return state == SLOT_STATE_GENERATING ? prompt.n_tokens() : std::max(slot.task->n_tokens(), prompt.n_tokens());
 }
@@ -35,7 +36,7 @@ void server_pool::resume() {
     // memory may have been freed since the last batch
     policy.end_shortage();
 
-    // a component that was loaded on demand is worth less than a request
+    // free a component that was loaded on demand, if a request would otherwise be refused
     for (auto & slot : slots) {
         while (slot.state == SLOT_STATE_STARTED && capacity.is_too_small(slot.task->n_tokens()) && policy.drop_spare_component()) {
         }
@@ -47,7 +48,8 @@ void server_pool::resume() {
         if (!find_place(*slot, n_tokens) && has_ahead(*slot)) {
             return;
         }
-        // storage grows in blocks, so there can be less room than has_place() counts: do not try again with every batch
+        // If resuming this request has failed, wait for some time before the next attempt. has_place() can return true although
+        // resuming fails, because the storage grows in blocks.
         if (has_ahead(*slot) && slot->task->id == id_no_place && ggml_time_us() < t_no_place_us + T_RETRY_US && cells.idle_slots(slot).empty()) {
             return;
         }
@@ -64,13 +66,14 @@ bool server_pool::admit(int id_slot) {
 
     const bool has_media = has_media_after(slot, 0);
     if (has_media && !slot.mctx) {
-        slot.mctx = projector.get_loaded(); // the slot released it while it waited, see below
+        slot.mctx = projector.get_loaded(); // the slot has released its projector while it waited, see leave_projector()
     }
     const bool lacks_projector = has_media && !slot.mctx;
 
     const bool is_full = capacity.is_too_small(n_tokens);
 
-    // unless other requests use a projector that was loaded on demand: it is freed after them, see resume()
+    // do not refuse the request while a projector that was loaded on demand uses a part of the budget. It is freed when the other
+    // requests have ended, see resume()
     if (is_full && (slot.mctx || !projector.is_loaded_on_demand())) {
         oom.refuse(slot);
         slot.release();
@@ -82,7 +85,8 @@ bool server_pool::admit(int id_slot) {
 
     const bool is_next = !first || first->task->id >= slot.task->id;
 
-    // in a cache of several streams, a slot cannot use the cells of others. a prompt that is too long is refused at once
+    // Without a unified cache, the slot has its own cells, so it need not wait. A prompt that is too long for a slot never fits,
+    // so it is refused at once.
     const bool is_free = !params.kv_unified || n_tokens >= slot.n_ctx ||
         (is_next && !is_full && (!has_ahead(slot) || (!lacks_projector && find_place(slot, n_needed(slot)))));
 
@@ -150,7 +154,7 @@ size_t server_pool::read_file(int id_slot, const char * path, llama_tokens & tok
             return true;
         }
 
-        // one of several caches may have read its part
+        // several caches can belong to the context, and some of them may have read their part of the state
         llama_memory_seq_rm(llama_get_memory(slot.ctx_tgt), slot.id, -1, -1);
 
         const size_t n_cells = server_tokens::deserialize(tokens, (bool) projector).size();
@@ -161,7 +165,7 @@ size_t server_pool::read_file(int id_slot, const char * path, llama_tokens & tok
         for (const server_slot_view & other : cells.idle_slots(&slot)) {
             n_idle += llama_memory_seq_usage(slot.ctx_tgt, other.id).cells.n_cells;
         }
-        // idle slots keep their cells if these would not be enough
+        // keep the cells of idle slots if freeing them would not make enough room
         const bool can_help = before.n_cells_max - before.n_cells_used + n_idle >= n_cells;
 
         is_short = can_fit && server_memory_is_short_for_state(slot.ctx_tgt, before);
@@ -203,7 +207,7 @@ int32_t server_pool::n_needed(const server_slot_view & slot) const {
 bool server_pool::has_place(const server_slot_view & slot, int32_t n) {
     const int32_t n_max = capacity.n_cells_max();
     if (n_max == 0) {
-        return true; // the model has no cells
+        return true; // the model uses no cells
     }
 
     int64_t n_all = (int64_t) llama_get_memory_usage(ctxs.ctx_tgt).n_cells_used + n;
@@ -219,13 +223,13 @@ bool server_pool::has_place(const server_slot_view & slot, int32_t n) {
 }
 
 bool server_pool::find_place(const server_slot_view & slot, int32_t n) {
-    int32_t n_free = 0; // cells that the slots could free, at most
+    int32_t n_free = 0; // maximum number of cells that the slots could free
     for (const auto & other : slots) {
         if (&other != &slot && !other.is_running() && !cells.is_kept(other, &slot)) {
             n_free += llama_memory_seq_usage(other.ctx_tgt, other.id).cells.n_cells;
         }
     }
-    // note: with a budget, a slot frees more than its cells
+    // With a budget, a slot frees more memory than its cells, so n_free is too small. So the check applies only without a budget.
     if (params.kv_budget_mib == 0 && !has_place(slot, n - n_free)) {
         return false;
     }
@@ -242,7 +246,7 @@ bool server_pool::resume(server_slot_view & slot) {
     if (has_media_after(slot, slot.wait.paused->prompt.n_tokens()) && !slot.mctx) {
         slot.mctx = projector.get_loaded();
 
-        // loading it would use memory of running requests
+        // do not load the projector now, because that would use memory of running requests
         if (!slot.mctx && params.kv_unified && has_ahead(slot)) {
             return false;
         }

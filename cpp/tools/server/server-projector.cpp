@@ -42,7 +42,7 @@ bool server_projector::init(
 
     ctx   = std::move(ctx_new);
     model = model_new;
-    if (is_first || ctx) { // the new values are the values of the file that was read
+    if (is_first || ctx) { // the values belong to the file that was read
         usage  = usage_new;
         params = params_new;
     }
@@ -52,7 +52,7 @@ bool server_projector::init(
         is_managed = lazy.is_lazy();
     }
 
-    params.progress_callback           = nullptr; // only for the start
+    params.progress_callback           = nullptr; // progress is reported only at the start of the server
     params.progress_callback_user_data = nullptr;
 
     return !is_first || init_file(path_new) || load_now;
@@ -116,7 +116,7 @@ json server_projector::to_json() const {
     json res = {
         { "state",         get_name() },
         { "n_users",       n_users },
-        { "planned_bytes", n_bytes_planned() }, // weights and compute buffers, as --fit counts them
+        { "planned_bytes", n_bytes_planned() }, // weights and compute buffers, computed as --fit does
     };
     if (lazy.is_auto()) {
         res["auto_seconds"] = lazy.get_n_seconds();
@@ -172,7 +172,7 @@ json server_projector::load() {
         check_memory();
 
         std::shared_ptr<mtmd_context> ctx_new;
-        queue_tasks.yield_to_queue([&]() { // so that the metrics task can be answered
+        queue_tasks.yield_to_queue([&]() { // the queue can answer the metrics task meanwhile
             ctx_new = open();
         });
         set(STATE_LOADED, std::move(ctx_new));
@@ -424,7 +424,7 @@ std::shared_ptr<mtmd_context> server_projector::use() {
     n_users++;
 
     return { ctx.get(), [this, owner = ctx](mtmd_context *) mutable {
-        owner.reset(); // before n_users falls: the main loop may free the projector after that
+        owner.reset(); // must be first: when n_users is 0, the main loop may free the projector
 
         std::lock_guard<std::mutex> lock(mutex);
 
@@ -483,7 +483,7 @@ std::shared_ptr<mtmd_context> server_projector::load_on_demand(const std::functi
                 throw;
             }
         }
-        std::this_thread::sleep_for(std::chrono::milliseconds(100)); // retry after the unload that is under way
+        std::this_thread::sleep_for(std::chrono::milliseconds(100)); // try again after the current unload
     }
 }
 
@@ -510,7 +510,7 @@ bool server_projector::init_file(const std::string & path_new) {
 }
 
 std::shared_ptr<mtmd_context> server_projector::open() const {
-    // no other thread logs there: the projector has no users
+    // set a log function that keeps the first error. No other thread logs with it, because the projector has no users
     std::string error;
     mtmd_helper_log_set([](ggml_log_level level, const char * text, void * user_data) {
         auto & error = *static_cast<std::string *>(user_data);

@@ -29,7 +29,8 @@ json server_requantize::run(const json & body) {
     const auto types_tgt = before.tgt.with(body, "ctk",  "ctv");
     const auto types_dft = before.dft.with(body, "ctkd", "ctvd");
 
-    // change the draft first: if the target fails, the draft changes back, and its cells may lose precision in between
+    // Change the draft first. If the target fails, the draft changes back, and may lose precision on the way. The precision of
+    // the target is more important.
     set(ctx_dft, before.dft, types_dft, "draft ");
     try {
         set(ctx_tgt, before.tgt, types_tgt, "");
@@ -82,7 +83,7 @@ server_requantize::types_t server_requantize::types_t::of(const llama_context * 
     return res;
 }
 
-// return the type that a request names, `type_default` if it names none. throw server_refusal
+// return the type that the request contains under `key`, or type_default. throw server_refusal
 static ggml_type parse_type(const json & body, const char * key, ggml_type type_default) {
     if (!body.contains(key)) {
         return type_default;
@@ -150,7 +151,7 @@ void server_requantize::set(llama_context * ctx, const types_t & from, const typ
     }
 
     int32_t ret = LLAMA_MEMORY_TYPE_UNSUPPORTED;
-    queue_tasks.yield_to_queue([&]() { // so that the metrics task can be answered
+    queue_tasks.yield_to_queue([&]() { // the queue can answer the metrics task meanwhile
         ret = llama_set_memory_type(ctx, to.k, to.v);
     });
 

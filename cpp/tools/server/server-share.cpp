@@ -19,7 +19,7 @@ void server_share::init() {
     char arch[64] = {};
     llama_model_meta_val_str(ctxs.model_tgt, "general.architecture", arch, sizeof(arch));
 
-    // the caches of DSV4 always have a stream for each sequence
+    // the caches of DSV4 always have one stream per sequence, so they cannot share cells
     if (params.kv_share_prefix && (!params.kv_unified || std::string(arch) == "deepseek4")) {
         SRV_WRN("%s\n", "--kv-share-prefix needs a unified KV cache (--kv-unified), it will be disabled");
         params.kv_share_prefix = false;
@@ -36,14 +36,14 @@ static bool can_give(const server_slot_view & other, const server_slot_view & sl
         return false;
     }
 
-    // a slot that has not started yet has the prompt of its last task
+    // if a slot has not started, its cells still contain the prompt of its last task
     const auto & task = other.task && other.state != SLOT_STATE_STARTED ? other.task : other.task_prev;
 
     return task && is_completion(*task) && !other.prompt.tokens.has_media() && are_lora_equal(other.prompt.provenance.lora, slot.lora);
 }
 
 // return the number of tokens of a task that are in the cells of a slot
-// is_other: in another slot, count only cells that equal the task's own result
+// is_other: the slot is not the one of the task. Then count only cells that equal the task's own result
 static int32_t n_common(const server_slot_view & slot, const server_task & task, bool is_other) {
     const int32_t n = std::min<int32_t>(slot.prompt.tokens.get_common_prefix(task.tokens), slot.n_computed());
 
@@ -67,7 +67,7 @@ bool server_share::take_prefix(int id_slot) {
 
     const int32_t n_own = n_usable(slot, *slot.task, false);
 
-    int32_t n_best = n_own; // tokens of the best prefix now
+    int32_t n_best = n_own; // tokens of the best prefix that is in cells now
     int32_t n_soon = 0;     // tokens of the best prefix that is being computed
 
     for (const auto & other : slots) {
@@ -81,17 +81,17 @@ bool server_share::take_prefix(int id_slot) {
             from   = &other;
         }
 
-        // with DONE_PROMPT, the end of its prompt may be in the current batch
+        // in the state DONE_PROMPT, the end of the prompt may be in the current batch, and is not computed yet
         const bool is_computing = other.state == SLOT_STATE_PROCESSING_PROMPT || other.state == SLOT_STATE_DONE_PROMPT;
         if (is_computing && ctxs.can_cut_anywhere()) {
             const int32_t n_lcp = other.task->tokens.get_common_prefix(slot.task->tokens);
 
-            // the last token is always computed
+            // the last token is always computed, because its logits are needed
             n_soon = std::max(n_soon, std::min({ n_lcp, other.prompt.provenance.n_exact, slot.task->n_tokens() - 1 }));
         }
     }
 
-    // do not wait for a few tokens: both prompts then fit into one batch
+    // wait only if the other prefix has many tokens. Otherwise, both prompts fit into one batch
     if (n_soon > n_best && n_soon - n_own >= N_LEAST && 4*(n_soon - n_best) >= slot.task->n_tokens() - n_best) {
         return false;
     }
@@ -125,7 +125,8 @@ bool server_share::make_own(int id_slot) {
 
     auto & slot = slots[id_slot];
 
-    // the slots that share the cells may not need them, and other slots may not need theirs
+    // Free cells of idle and unstarted slots. They may be the slots that share the cells, so that no copy is needed, or other
+    // slots, whose cells become free.
     while (!has_room_for_copies(slot.ctx_tgt, slot.id) && policy.make_room_for_copies(slot)) {
     }
 
@@ -153,8 +154,8 @@ bool server_share::can_take(const server_slot_view & slot) const {
         slot.task->n_tokens() > 0 && slot.task->n_tokens() < slot.n_ctx; // a longer prompt is refused, and the slot keeps its cells
 }
 
-// note: the state that a recurrent memory restores after a rejected draft is not copied, so only a checkpoint of another slot
-//       is usable then
+// A recurrent memory also keeps the state before a draft, to which it returns if the draft is rejected. This state is not copied.
+// So of another slot, only a checkpoint is usable then.
 int32_t server_share::n_usable(const server_slot_view & slot, const server_task & task, bool is_other) const {
     const int32_t n = n_common(slot, task, is_other);
     if (n == 0) {
@@ -178,7 +179,7 @@ int32_t server_share::n_usable(const server_slot_view & slot, const server_task 
 void server_share::take(server_slot_view & slot, const server_slot_view & from) const {
     const int32_t n = n_common(from, *slot.task, true);
 
-    server_prompt prompt; // may throw
+    server_prompt prompt; // allocate memory first, because that may throw
 
     prompt.provenance = from.prompt.provenance;
     prompt.tokens     = from.prompt.tokens.clone();
@@ -192,8 +193,8 @@ void server_share::take(server_slot_view & slot, const server_slot_view & from) 
     slot.mem.seq_rm(slot.id, -1, -1);
     slot.mem.seq_cp(from.id, slot.id, -1, -1);
 
-    // the cells after the prefix are the other slot's alone. remove the sequence from them now and not at the start: while this
-    // slot waits, another one may need them
+    // The cells after the prefix belong to the other slot alone. Remove this slot's sequence from them now, not when the slot
+    // starts: while this slot waits, another slot may need the cells.
     if (ctxs.can_cut_anywhere()) {
         llama_memory_seq_rm(llama_get_memory(slot.ctx_tgt), slot.id, n, -1);
     }
@@ -204,7 +205,7 @@ void server_share::take(server_slot_view & slot, const server_slot_view & from) 
     slot.prompt = std::move(prompt);
 }
 
-// note: exact, the copies are read from a state that the shared cells were written to
+// The copies are exact: the shared cells are written to a state, and the copies are read from this state.
 bool server_share::copy_shared(llama_context * ctx, server_slot_view & slot) {
     const llama_seq_id id = slot.id;
 

@@ -11,7 +11,7 @@ bool server_slot_view::is_running() const {
 int32_t server_slot_view::n_computed() const {
     const llama_pos n_pos = llama_memory_seq_pos_max(llama_get_memory(ctx_tgt), id) + 1;
 
-    // an image can have more cells than positions (M-RoPE)
+    // with M-RoPE, an image has more cells than positions. So compute the number of tokens from the position
     return n_pos > 0 && prompt.tokens.has_media() ? prompt.tokens.size_up_to_pos(n_pos) : std::min<int32_t>(prompt.tokens.size(), n_pos);
 }
 
