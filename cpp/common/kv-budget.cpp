@@ -19,12 +19,12 @@ static bool is_smaller(ggml_type a, ggml_type b) {
     return ggml_type_size(a)*ggml_blck_size(b) < ggml_type_size(b)*ggml_blck_size(a);
 }
 
-// a context has a multiple of this, and more if other options require more
+// return the smallest step of a context's size: n_ctx is a multiple of it. Other options can require a larger step
 static uint32_t n_ctx_step(bool kv_unified, int32_t n_seq_max) {
     return 256*(kv_unified ? 1 : std::max(1, n_seq_max));
 }
 
-// return the types that make the cells smaller, as pairs of equal types of K and V
+// set `cur` to the smallest of the given types, unless `cur` is smaller
 static void step_down(const std::vector<ggml_type> & types, ggml_type & cur) {
     for (const auto type : types) {
         cur = is_smaller(type, cur) ? type : cur;
@@ -76,7 +76,7 @@ void common_kv_budget_init(common_params & params) {
 }
 
 llama_flash_attn_type common_kv_flash_attn_type(const common_params & params) {
-    // without flash attention, V would have another layout
+    // a quantized V requires flash attention. Without flash attention, V has another layout
     return !params.kv_auto_quant.empty() && ggml_is_quantized(params.kv_auto_quant.back()) ? LLAMA_FLASH_ATTN_TYPE_ENABLED : params.flash_attn_type;
 }
 
@@ -87,7 +87,7 @@ uint32_t common_kv_n_ctx(const common_params & params) {
 
     uint32_t n_ctx = params.n_ctx;
     if (n_ctx == 0) {
-        // --fit uses the same size for each stream
+        // --fit uses this size for each stream, so multiply it only if --fit does not run or does not do that
         n_ctx = common_get_gguf_info(params.model.path).n_ctx_train*(params.kv_unified || !params.fit_params ? 1 : params.n_parallel);
     }
 
@@ -106,7 +106,7 @@ uint32_t common_kv_n_ctx(const common_params & params) {
 
 namespace {
 
-// suppress the log, except for debugging, while internal contexts are created and freed
+// while an object of this class exists, log only at debug level, because internal contexts are created and freed
 struct quiet_log {
     quiet_log() {
         llama_log_get(&callback, &user_data);
@@ -127,7 +127,7 @@ struct bytes {
     size_t compute = 0;
 };
 
-// measure a context, which allocates nothing. throws std::runtime_error if it cannot be created
+// return the bytes that a context needs, without allocating them. throws std::runtime_error if it cannot be created
 bytes measure(const char * path, llama_model_params mparams, const llama_context_params & cparams) {
     const quiet_log scope;
 
@@ -143,7 +143,7 @@ bytes measure(const char * path, llama_model_params mparams, const llama_context
     const auto usage = llama_get_memory_usage(ctx.get());
 
     bytes res;
-    // the context is empty: the used bytes are recurrent states, which the budget excludes
+    // the context is empty, so the used bytes are recurrent states, which the budget does not count
     res.cells = usage.reserved - usage.used;
     for (const auto & [_, mem] : llama_get_memory_breakdown(ctx.get())) {
         res.compute += mem.compute;
@@ -170,7 +170,7 @@ common_kv_budget_fit::~common_kv_budget_fit() {
     }
 }
 
-// some models do not support every type
+// set the types of a context to the smallest types of the budget that its model supports. Some models do not support every type
 void common_kv_budget_fit::take_smallest(const char * path, const llama_model_params & mparams, llama_context_params & cparams) {
     given.emplace_back(&cparams, cparams);
 
@@ -196,7 +196,7 @@ void common_kv_budget_fit::fit_n_ctx() try {
 
     const uint32_t step = n_ctx_step(tgt.kv_unified, tgt.n_seq_max);
 
-    const uint32_t n_min = (tgt.n_ubatch + step - 1)/step*step; // a smaller context has smaller batches
+    const uint32_t n_min = (tgt.n_ubatch + step - 1)/step*step; // not smaller than a batch: a smaller context has smaller batches
     uint32_t       n_max = tgt.n_ctx;
     if (n_max <= n_min) {
         return;
@@ -217,7 +217,7 @@ void common_kv_budget_fit::fit_n_ctx() try {
                 res.cells   += more.cells;
                 res.compute += more.compute;
             }
-        } catch (const std::runtime_error & err) { // a draft that uses cells of its target, or that needs its target to run
+        } catch (const std::runtime_error & err) { // the draft uses cells of its target, or cannot run without it
             LOG_WRN("fit_n_ctx: planning without the draft: %s\n", err.what());
             extra = nullptr;
         }
@@ -228,7 +228,7 @@ void common_kv_budget_fit::fit_n_ctx() try {
     const bytes  start  = measure_all(n_min);
     const uint64_t budget = params.kv_budget_mib*MIB;
 
-    // like the budget: count only the growth of the compute buffers
+    // count the bytes as the budget does: all cells, and only the growth of the compute buffers
     const auto size = [&](uint32_t n_ctx) {
         const bytes cur = measure_all(n_ctx);
         return cur.cells + cur.compute - std::min(cur.compute, start.compute);
@@ -241,7 +241,7 @@ void common_kv_budget_fit::fit_n_ctx() try {
             break;
         }
 
-        // everything except windows is proportional to n_ctx
+        // estimate the next size: all bytes except those of windows are proportional to n_ctx
         const uint32_t n = n_min + (n_max - n_min)*(double(budget - size_min)/(size_max - size_min));
         n_max = std::max(n_min, n - n%step);
     }

@@ -1,7 +1,6 @@
 #pragma once
 
-// Process the flags of the KV cache that are more than a context parameter: --kv-budget, --kv-auto-quant,
-// --kv-cache-tokens
+// Process the flags of the KV cache that do not just set a context parameter: --kv-budget, --kv-auto-quant, --kv-cache-tokens
 
 #include "common.h"
 #include "fit.h"
@@ -12,17 +11,18 @@
 #include <utility>
 #include <vector>
 
-// set params.kv_budget from the parsed arguments. throws std::invalid_argument
+// create params.kv_budget from the parsed arguments. throws std::invalid_argument
 void common_kv_budget_init(common_params & params);
 
-// return the flash attention of a context, which --kv-auto-quant requires
+// return the flash attention setting of a context. It is enabled if a type of --kv-auto-quant requires that
 llama_flash_attn_type common_kv_flash_attn_type(const common_params & params);
 
-// return the size of the context with --kv-cache-tokens. 0: the model's
+// return n_ctx of a context with --kv-cache-tokens. 0: the size that the model was trained with
 uint32_t common_kv_n_ctx(const common_params & params);
 
-// let --fit measure contexts with the smallest types of the budget that they support, while this object lives. extra:
-// as for common_fit_params(), may be null
+// lets --fit measure contexts with the smallest types of the budget, while an object of this class exists
+// The types of a context are changed only if its model supports the smaller types. The destructor restores the types.
+// extra: as for common_fit_params(), or null
 class common_kv_budget_fit {
 public:
     common_kv_budget_fit(
@@ -31,7 +31,7 @@ public:
 
     common_kv_budget_fit(const common_kv_budget_fit &) = delete;
 
-    // return the size of a context that --fit chose, limited to the budget
+    // reduce the context size that --fit has chosen, so that its cells fit into the budget
     void fit_n_ctx();
 
 private:
@@ -44,5 +44,6 @@ private:
 
     const common_fit_extra_model * extra;
 
-    std::vector<std::pair<llama_context_params *, llama_context_params>> given; // the original types
+    // the parameters of each context, and a copy from before the change of types
+    std::vector<std::pair<llama_context_params *, llama_context_params>> given;
 };

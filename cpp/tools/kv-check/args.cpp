@@ -75,20 +75,20 @@ static bool parse_fail(const std::string & str, std::string & res) {
     return true;
 }
 
-// "KEY=N"
+// parse "KEY=N"
 static bool parse_override(const std::string & str, std::string & key, uint32_t & val) {
     const size_t eq = str.find('=');
     key = str.substr(0, eq);
     return eq != std::string::npos && eq > 0 && eq < sizeof(llama_model_kv_override().key) && parse_u32(str.c_str() + eq + 1, val);
 }
 
-// "q8_0" or "q8_0/f16"
+// parse "q8_0" or "q8_0/f16"
 static bool parse_types(const std::string & str, cell_types & res) {
     const size_t slash = str.find('/');
     return parse_type(str.substr(0, slash), res.k) && parse_type(slash == std::string::npos ? str : str.substr(slash + 1), res.v);
 }
 
-// "f16:q8_0:f16,q8_0:q4_0/f16"
+// parse chains of types, for example "f16:q8_0:f16,q8_0:q4_0/f16"
 static bool parse_retypes(const std::string & str, std::vector<std::vector<cell_types>> & res) {
     std::stringstream chains(str);
     for (std::string chain; std::getline(chains, chain, ',');) {
@@ -107,7 +107,7 @@ static bool parse_retypes(const std::string & str, std::vector<std::vector<cell_
     return !res.empty();
 }
 
-// "MIB", "MIB,KIB" or "MIB,KIB,f16"
+// parse "MIB", "MIB,KIB" or "MIB,KIB,f16"
 static bool parse_fake_device(const std::string & str, kv_check_params & params) {
     kv_check_params::fake_device res = { 0, 2048, false };
 

@@ -6,7 +6,8 @@
 
 #include "ggml-backend.h"
 
-// part of the layer device. not __has_include(): ccache misses a header that a second tree has and the first lacked
+// The fake device belongs to the layer `device`. The test is not __has_include(), because ccache does not notice that a second
+// tree has a header which the first tree lacked.
 #ifdef KV_CHECK_FAKE_DEVICE
 #    include "fake-device.h"
 #else
@@ -41,7 +42,7 @@ struct log_state {
     trace_writer *          out    = nullptr;
     side *                  s      = nullptr;
 
-    std::string line; // a line may arrive in pieces
+    std::string line; // the current line, because a line may arrive in pieces
     ggml_log_level level = GGML_LOG_LEVEL_INFO;
 };
 
@@ -98,7 +99,7 @@ static void log_callback(ggml_log_level level, const char * text, void *) {
     }
 }
 
-// return the text of a failed GGML_ASSERT
+// record the text of a failed GGML_ASSERT
 static void abort_callback(const char * text) {
     g_log.out->event(TRACE_FAIL, trimmed(text));
     fputs(text, stderr);
@@ -168,7 +169,7 @@ llama_model_params child_model_params(const kv_check_params & params, std::vecto
     return res;
 }
 
-// parse one number that ends the text
+// return the override of one value of the model's metadata, as --override names it
 static std::vector<llama_model_kv_override> child_overrides(const kv_check_params & params) {
     std::vector<llama_model_kv_override> res(2);
     res[0].tag     = LLAMA_KV_OVERRIDE_TYPE_INT;
@@ -177,7 +178,7 @@ static std::vector<llama_model_kv_override> child_overrides(const kv_check_param
     return res;
 }
 
-// read the tokens of a text
+// return the tokens of a text file
 static std::vector<llama_token> child_tokens(const llama_model * model, const std::string & path) {
     std::ifstream file(path, std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
@@ -315,8 +316,8 @@ static bool is_sanitizer_line(const std::string & line) {
 }
 
 struct child_stderr {
-    std::string telling;   // the line that best explains the child's end
-    std::string sanitizer; // every line of a sanitizer once, joined by " | "
+    std::string telling;   // the line that explains best why the child ended
+    std::string sanitizer; // each line of a sanitizer once, joined by " | "
 };
 
 static child_stderr read_stderr(FILE * file, bool verbose) {
@@ -351,7 +352,7 @@ static child_stderr read_stderr(FILE * file, bool verbose) {
     return res;
 }
 
-// wait for the child, and kill it at the deadline. return "" after a normal end, else the reason
+// wait for the child, and kill it at the deadline. return "" if it ended normally, otherwise the reason
 static std::string wait_for(pid_t pid, std::chrono::steady_clock::time_point deadline) {
     int status = 0;
     int delay_us = 200;
@@ -389,7 +390,7 @@ static std::string run_child(const kv_check_params & params, bool dynamic, const
         return "no temporary file can be made";
     }
 
-    fflush(nullptr); // do not write the buffered output twice
+    fflush(nullptr); // otherwise, the child would write the buffered output again
     const pid_t pid = fork();
     if (pid < 0) {
         fclose(err);
@@ -398,21 +399,21 @@ static std::string run_child(const kv_check_params & params, bool dynamic, const
     if (pid == 0) {
         dup2(fileno(err), STDERR_FILENO);
         dup2(fileno(err), STDOUT_FILENO);
-        setenv("GGML_NO_BACKTRACE", "1", 0); // the backtrace starts a debugger, which needs seconds
+        setenv("GGML_NO_BACKTRACE", "1", 0); // a backtrace would start a debugger, which needs seconds
         run_checks(params, dynamic, checks, file);
-        exit(0); // not _exit: sanitizers report at exit
+        exit(0); // not _exit(), because sanitizers print their report at exit
     }
 
     std::string how = wait_for(pid, deadline);
     const child_stderr said = read_stderr(err, params.verbose);
     fclose(err);
     if (!said.sanitizer.empty()) {
-        how = "sanitizer"; // for any exit code: undefined behaviour alone does not end a process
+        how = "sanitizer"; // check this for any exit code, because undefined behaviour alone does not end a process
     }
     return how.empty() ? "" : said.telling.empty() ? how : how + ": " + said.telling;
 }
 
-// return true if the end of a child has another cause than the model or the library
+// return true if the child ended for another reason than the model or the library
 static bool is_lost(const std::string & death) {
     for (const char * how : { "timeout", "SIGKILL", "lost the process", "no temporary file", "fork: " }) {
         if (death.find(how) == 0) {
@@ -439,13 +440,13 @@ trace run_side(const kv_check_params & params, bool dynamic, const std::vector<s
         if (death.empty()) {
             return res;
         }
-        if (cur == nullptr) { // during the load of the model
+        if (cur == nullptr) { // the child ended while it loaded the model
             res.load_error = death;
             return res;
         }
 
         trace_writer out(file);
-        if (cur->ended) { // all checks were complete: the cleanup, or a sanitizer's report at exit
+        if (cur->ended) { // all checks are complete. the child ended in its cleanup, or with a sanitizer's report at exit
             out.begin("exit");
             out.event(TRACE_FAIL, death);
             return trace_read(file);
@@ -458,7 +459,7 @@ trace run_side(const kv_check_params & params, bool dynamic, const std::vector<s
             return trace_read(file);
         }
 
-        // continue after the check that ended the child
+        // continue with the check after the one in which the child ended
         while (!todo.empty()) {
             const bool found = todo.front() == cur->name;
             todo.erase(todo.begin());

@@ -47,7 +47,7 @@ static size_t sys_page_size() {
     return (size_t) sysconf(_SC_PAGESIZE);
 }
 
-// replaces an earlier mapping and frees its memory
+// reserve addresses. If addr already has a mapping, replace it and free its memory
 static char * sys_reserve_at(char * addr, size_t size, int flags) {
 #ifdef MAP_NORESERVE
     flags |= MAP_NORESERVE;
@@ -98,14 +98,14 @@ struct fake_device {
     ggml_backend_buffer_type buft = {};
 };
 
-// the memory of a buffer. a plain buffer is a single page
+// the memory of a buffer. A plain buffer consists of a single page
 struct fake_memory {
     fake_memory(fake_device & device, size_t page_size, size_t n_pages) :
         device(device), page_size(page_size), base(sys_reserve(n_pages*page_size)), mapped(n_pages) {}
 
     ~fake_memory() {
         if (base) {
-            unmap(0, mapped.size()); // keep the addresses reserved forever
+            unmap(0, mapped.size()); // this frees the memory, but keeps the addresses reserved forever
         }
     }
 
@@ -123,7 +123,7 @@ struct fake_memory {
         return mapped[i];
     }
 
-    // map or unmap pages [i0, i1), like map() and unmap() of ggml-pages.h
+    // map the pages [i0, i1), as map() of ggml-pages.h does. returns false if there is not enough memory
     bool map(size_t i0, size_t i1) {
         std::vector<size_t> added;
 
@@ -157,7 +157,7 @@ struct fake_memory {
         return true;
     }
 
-    // call f for the mapped parts of the bytes [begin, end)
+    // set the mapped parts of the bytes [begin, end) to a value
     void set(size_t begin, size_t end, uint8_t value) {
         for (size_t i = begin/page_size; i*page_size < end; ++i) {
             if (mapped[i]) {
@@ -175,7 +175,7 @@ struct fake_memory {
 
     fake_device & device;
     const size_t  page_size;
-    char * const  base; // null: no addresses
+    char * const  base; // null if the addresses could not be reserved
 
     std::vector<bool> mapped;
 };
@@ -218,7 +218,7 @@ static bool buf_cpy(ggml_backend_buffer_t buf, const ggml_tensor * src, ggml_ten
 }
 
 static ggml_backend_buffer_t buf_init(ggml_backend_buffer_type_t buft, std::unique_ptr<fake_memory> memory, size_t size) {
-    ggml_backend_buffer_i iface = {}; // set by name: the optional functions differ between upstream's tags
+    ggml_backend_buffer_i iface = {}; // set by name, because the optional functions differ between versions of upstream
     iface.free_buffer   = buf_free;
     iface.get_base      = buf_base;
     iface.memset_tensor = buf_memset;
@@ -257,7 +257,7 @@ static size_t buft_alignment(ggml_backend_buffer_type_t) {
     return 128;
 }
 
-// bytes that kernels read after the last row, like CUDA
+// return the number of bytes that kernels read after the last row, as in CUDA
 static size_t padding(const ggml_tensor * t) {
     const int64_t n = t->ne[0] % 512;
 
@@ -342,7 +342,7 @@ static void backend_free(ggml_backend_t backend) {
     delete backend;
 }
 
-// other nodes are views of any memory, which no kernel computes
+// return true if a kernel computes the node. Other nodes are views, which can be in any memory
 static bool has_kernel(const ggml_tensor * node) {
     switch (node->op) {
         case GGML_OP_NONE:
@@ -356,7 +356,7 @@ static bool has_kernel(const ggml_tensor * node) {
     }
 }
 
-// call f with the begin of each row
+// read the first byte of each row
 static void touch_rows(const ggml_tensor * t) {
     for (int64_t i3 = 0; i3 < t->ne[3]; ++i3) {
         for (int64_t i2 = 0; i2 < t->ne[2]; ++i2) {
@@ -367,7 +367,8 @@ static void touch_rows(const ggml_tensor * t) {
     }
 }
 
-// check that a view has its own padding: a head is used as a row. the memory after a buffer is inaccessible
+// read the last byte of a tensor's padding. A view has padding of its own, because attention uses a head as a row
+// If the padding ends after the buffer, it is not read, because that memory is always inaccessible.
 static void touch_padding(const ggml_tensor * t) {
     const fake_memory & memory = memory_of(t->buffer);
 
@@ -377,13 +378,14 @@ static void touch_padding(const ggml_tensor * t) {
     }
 }
 
-// copies from and to quantized types begin at the last multiple of the alignment in a plain buffer, like Vulkan's
+// return true if a copy from or to a quantized tensor begins at an aligned address. Vulkan needs that in a plain buffer
 static bool is_copied_right(const ggml_tensor * t) {
     return !ggml_is_quantized(t->type) || memory_of(t->buffer).mapped.size() > 1 ||
         ((const char *) t->data - memory_of(t->buffer).base) % buft_alignment(t->buffer->buft) == 0;
 }
 
-// do more than the CPU's kernels: crash at foreign memory, and read the padding and the masked rows
+// access the memory of a node more strictly than the kernels of the CPU do: crash at memory of another device, and read the
+// padding and the masked rows
 static void touch(ggml_backend_t backend, const ggml_tensor * node) {
     const auto is_own = [&](const ggml_tensor * t) {
         return t->buffer && t->buffer->buft->device == backend->device;
@@ -438,7 +440,7 @@ static void dev_memory(ggml_backend_dev_t dev, size_t * n_free, size_t * n_total
     *n_total = device_of(dev).n_total;
 }
 
-// no capabilities
+// set the properties of the device, without any capabilities
 static void dev_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
     props->name        = dev_name(dev);
     props->description = dev_description(dev);
@@ -466,13 +468,13 @@ static ggml_backend_t dev_init(ggml_backend_dev_t dev, const char * params) {
     return res;
 }
 
-// the CPU checks the types of buffers only for weights with a special order
+// ask the CPU whether it supports an operation. It checks the types of buffers only for weights with a special order
 static bool dev_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
     const bool is_lacking =
         (op->op == GGML_OP_FLASH_ATTN_EXT && op->src[1]->type != GGML_TYPE_F16) ||
         (op->op == GGML_OP_SET_ROWS       && op->type         == GGML_TYPE_Q5_0);
 
-    // like CUDA
+    // CUDA refuses this operation, too
     const bool is_refused = op->op == GGML_OP_GET_ROWS && op->src[0]->type == GGML_TYPE_IQ4_NL && op->src[0]->ne[0] % 256 != 0;
 
     return !is_refused && !(is_lacking && device_of(dev).is_f16) && ggml_backend_dev_supports_op(cpu_device(), op);
@@ -497,7 +499,7 @@ static void * reg_proc_address(ggml_backend_reg_t, const char * name) {
 ggml_backend_dev_t fake_device_add(size_t n_bytes, size_t page_size, bool is_f16) {
     GGML_ASSERT(page_size % sys_page_size() == 0);
 
-    static auto & devices = *new std::vector<fake_device *>(); // ggml's registry uses them until the end
+    static auto & devices = *new std::vector<fake_device *>(); // never freed, because ggml's registry uses the devices until the process ends
 
     auto * res = new fake_device();
     res->name      = "FAKE" + std::to_string(devices.size());

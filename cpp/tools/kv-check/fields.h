@@ -1,7 +1,7 @@
 #pragma once
 
-// The fields of the JSON documents of kv-check and kv-bench. kvtool reads them: kvtool/contract.py lists the same names, and
-// tests/unit/test_contract.py compares the two lists
+// Names of the fields in the JSON output of kv-check and kv-bench, which kvtool reads
+// kvtool/contract.py lists the same names, and tests/unit/test_contract.py compares the two lists.
 
 namespace field {
     constexpr const char * arch               = "arch";

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
-// return true if the bytes of text[i..] form one valid UTF-8 character of n bytes
+// return true if a valid UTF-8 character begins at text[i]. n is set to its number of bytes
 static bool utf8_at(const std::string & text, size_t i, size_t & n) {
     const unsigned char c = (unsigned char) text[i];
     n = c < 0x80 ? 1 : (c >= 0xc2 && c < 0xe0) ? 2 : (c >= 0xe0 && c < 0xf0) ? 3 : (c >= 0xf0 && c < 0xf5) ? 4 : 0;
@@ -66,7 +66,7 @@ json_line & json_line::null(const char * key)                          { name(ke
 json_line & json_line::real(const char * key, double val) {
     name(key);
     if (!std::isfinite(val)) {
-        out += std::isnan(val) ? "\"nan\"" : val > 0 ? "\"inf\"" : "\"-inf\""; // JSON has no numbers for these
+        out += std::isnan(val) ? "\"nan\"" : val > 0 ? "\"inf\"" : "\"-inf\""; // JSON cannot represent these numbers
         return *this;
     }
     char buf[64];

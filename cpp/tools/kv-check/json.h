@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-// write one line of JSON, member by member; the caller ensures the order and the nesting
+// writes one line of JSON, member by member. The caller ensures the order and the nesting
 class json_line {
   public:
     json_line & begin_object(const char * key = nullptr);

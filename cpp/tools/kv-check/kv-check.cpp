@@ -1,5 +1,4 @@
-// Run one model with a static and a dynamic KV cache and the same tokens, and compare the results bit for bit. See
-// README.md.
+// Runs one model with a static and a dynamic KV cache and the same tokens, and compares the results bit for bit. See README.md.
 
 #include "args.h"
 #include "child.h"
@@ -13,7 +12,7 @@
 #include <cstdio>
 #include <stdexcept>
 
-// return the checks that the static side must run, so that every check has a reference
+// return the checks to run with the static cache, so that every check of the dynamic cache has a reference
 static std::vector<std::string> static_checks(const std::vector<std::string> & checks) {
     std::vector<std::string> res;
     for (const auto & name : checks) {
@@ -32,7 +31,7 @@ static run_result compare_sides(const kv_check_params & params) {
     }
     kv_check_params other = params;
     if (params.self_ctx > 0) {
-        other.n_fill = kv_check_n_fill(params); // the same work in another size
+        other.n_fill = kv_check_n_fill(params); // the same work in a context of another size
         other.n_ctx  = params.self_ctx;
     }
     const trace dy = run_side(other, !params.self, params.checks);
@@ -43,15 +42,15 @@ static run_result compare_sides(const kv_check_params & params) {
     return res;
 }
 
-// Some models abort after the positions that they were trained for, with every cache. Several shorter sequences in one
-// stream still fill a cache.
+// choose shorter sequences for a model that aborts after the positions that it was trained for, with every cache
+// Several shorter sequences in one stream still fill a cache. return false if the model needs no shorter sequences.
 static bool use_fallback(const kv_check_params & params, const run_result & res, kv_check_params & shorter) {
     if (res.status != "static-fails" || params.n_seqs != 1 || res.checks.front().n_decodes == 0) {
         return false;
     }
     shorter = params;
     shorter.n_fill   = std::min<uint32_t>(kv_check_n_fill(params), 560);
-    shorter.n_seqs   = 4; // at most 140 positions each, plus additions of some checks
+    shorter.n_seqs   = 4; // at most 140 positions each. some checks add a few
     shorter.unified  = true;
     shorter.fallback = true;
     return true;

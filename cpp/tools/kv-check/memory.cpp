@@ -36,7 +36,7 @@ static void log_callback(ggml_log_level level, const char * text, void * user_da
     }
 }
 
-// write the fields of llama_memory_usage under their own names; kv_bytes is the committed memory
+// write the fields of llama_memory_usage under their own names. kv_bytes is the committed memory
 static void write_usage(json_line & out, const llama_memory_usage & usage) {
     out.num(field::kv_bytes, (int64_t) usage.committed);
     out.num(field::reserved, (int64_t) usage.reserved).num(field::committed, (int64_t) usage.committed).num(field::used, (int64_t) usage.used);
@@ -62,7 +62,8 @@ static bool decode(llama_context * ctx, llama_seq_id seq, uint32_t n, llama_pos 
     return rc == 0;
 }
 
-// use n cells without attention over all of them: decode one sequence, and restore it as others
+// fill n cells in a short time: decode one sequence, and restore its state as other sequences, which needs no attention over all
+// cells
 static bool fill_cells(llama_context * ctx, uint32_t n) {
     if (!decode(ctx, 0, std::min(n, N_CHUNK), 0)) {
         return false;
@@ -91,7 +92,7 @@ int memory_report(const kv_check_params & params) {
         llama_model_params mparams = child_model_params(params, devices);
         if (params.no_alloc) {
             mparams.no_alloc = true;
-            child_set_no_mmap(mparams); // for a measurement, map nothing
+            child_set_no_mmap(mparams); // a measurement allocates nothing, so it must not map the file either
         }
         model = llama_model_load_from_file(params.model.c_str(), mparams);
     } catch (const std::exception & err) {
@@ -110,7 +111,7 @@ int memory_report(const kv_check_params & params) {
     sp.n_cells = (params.n_ctx > 0 ? params.n_ctx : 131072)/sp.n_streams();
 
     llama_context_params cparams = session_context_params(params, sp);
-    cparams.n_batch = 2048; // like a server: the context's output buffers depend on it
+    cparams.n_batch = 2048; // the same as in llama-server, because the size of the output buffers depends on it
 
     const int64_t rss_before = resident_bytes();
     const auto t_start = std::chrono::steady_clock::now();

@@ -22,11 +22,11 @@ size_t state_part::data() const {
 // structure
 //
 
-// DSV4's caches: two with cells, then the compressed keys for CSA, HCA and the indexer
+// indices of the caches of DSV4: two caches with cells, then the compressed keys for CSA, HCA and the indexer
 static constexpr uint32_t dsv4_compressed = 2;
 static constexpr uint32_t dsv4_indexer    = 4;
 
-// return the rotation of a cache from its first header
+// return the block size of the rotation of a cache, from the first header of the cache in the state
 static uint32_t rotation(const state_parts & state, uint32_t cache, state_part::part_kind kind) {
     for (const auto & part : state.parts) {
         if (part.kind == kind && part.cache == cache) {
@@ -36,7 +36,8 @@ static uint32_t rotation(const state_parts & state, uint32_t cache, state_part::
     return 0;
 }
 
-// its compressed keys have the same heads as the others, and no header
+// return the block size of the rotation of DSV4's compressed keys. They have the same heads as the other keys, and no header of
+// their own
 static uint32_t dsv4_rotation(const state_parts & state) {
     return std::max(rotation(state, 0, state_part::rot_k), rotation(state, 1, state_part::rot_k));
 }
@@ -57,8 +58,9 @@ bool is_cell_type(int32_t type) {
     }
 }
 
-// A cache does not record whether it has V, nor whether its cells have more than a position, so the reader tries each
-// form. The checks are strict enough (types, sizes, sequences, an end that is reached exactly) that only one form fits.
+// splits a saved state into parts
+// A state does not record whether a cache has V, nor whether its cells have more than a position. So the parser tries each form.
+// It checks types, sizes, sequences, and that it reaches exactly the end. These checks are strict enough that only one form fits.
 class parser {
   public:
     parser(const state_shape & shape, state_parts & out) : shape(shape), out(out) {}
@@ -71,7 +73,7 @@ class parser {
             skip(3*sizeof(uint32_t)); // magic, version, mode
         }
         flush();
-        // nothing; a two-dimensional position; a two-dimensional position and a token
+        // bytes of a cell after its position: none, a two-dimensional position, or a two-dimensional position and a token
         for (const size_t n : { 0, 8, 12 }) {
             n_ext = n;
             if (attempt([&] { caches(0); })) {
@@ -103,7 +105,7 @@ class parser {
         }
     }
 
-    // make a part of the bytes since the last part
+    // add a part that consists of the bytes since the last part
     void add(state_part part) {
         part.at   = done;
         part.size = at - done;
@@ -136,7 +138,7 @@ class parser {
         }
     }
 
-    // read the caches from an index on, and the data after them
+    // read the caches from this index on, and the data after them
     void caches(uint32_t index) {
         if (index > 0 && attempt([&] { require(at == out.data.size(), "more than its caches"); })) {
             return;
@@ -252,7 +254,7 @@ class parser {
         add(part);
     }
 
-    // DSV4: compressed keys, which have no cells, and their uncompressed source
+    // read DSV4's compressed keys, which have no cells, and the uncompressed data that they are computed from
     void compressed() {
         for (uint32_t index = dsv4_compressed; index <= dsv4_indexer; ++index) {
             uint32_t version  = 0;
@@ -292,15 +294,16 @@ class parser {
         part.type   = (ggml_type) type;
         part.n_embd = (int64_t) n_embd;
         part.n_rows = (int64_t) rows*n_stream;
-        part.n_rot  = index < dsv4_indexer ? dsv4_rotation(out) : 0; // the indexer's rotation does not depend on the type
+        part.n_rot  = index < dsv4_indexer ? dsv4_rotation(out) : 0; // the rotation of the indexer's keys does not depend on the type
         part.n_streams = n_stream;
         require(n_row == ggml_row_size(part.type, part.n_embd), "not the size of a compressed row");
         skip((size_t) part.n_rows*n_row);
         add(part);
     }
 
-    // recurrent states, which have their own types. an indexer's cache may follow, which has the same cells as the
-    // first cache and thus begins with the same bytes
+    // read recurrent states, whose types are their own
+    // The cache of an indexer may follow. It has the same cells as the first cache, so it begins with the same bytes, and the
+    // parser searches for them.
     void recurrent() {
         const auto begin = out.data.begin();
         for (auto it = begin + (ptrdiff_t) at; !first.empty(); ++it) {
@@ -329,10 +332,10 @@ class parser {
     state_parts &       out;
 
     size_t at    = 0;
-    size_t done  = 0; // end of the bytes that are in parts
+    size_t done  = 0; // end of the bytes that belong to a part
     size_t n_ext = 0; // bytes of a cell after its position
 
-    std::vector<uint8_t> first; // the first cache up to its first tensors
+    std::vector<uint8_t> first; // the bytes of the first cache up to its first tensor
 
     size_t      furthest = 0;
     std::string last_error;
@@ -357,15 +360,15 @@ std::vector<float> values_of(ggml_type type, const uint8_t * data, int64_t n) {
     if (type == GGML_TYPE_F32) {
         memcpy(res.data(), data, (size_t) n*sizeof(float));
     } else {
-        const std::vector<uint8_t> aligned(data, data + ggml_row_size(type, n)); // a state packs its parts without gaps
+        const std::vector<uint8_t> aligned(data, data + ggml_row_size(type, n)); // aligned copy, because a state has no gaps between its parts
         ggml_get_type_traits(type)->to_float(aligned.data(), res.data(), n);
     }
     return res;
 }
 
-// On the CPU, a batch rounds with the type's from_float (SET_ROWS). ggml_quantize_chunk() rounds differently for some
-// values, and from_float cannot be called if backends are separate libraries. A plain copy in a graph always uses it:
-// one tensor, contiguous, as a whole.
+// Round as a batch on the CPU does, which uses the type's from_float (SET_ROWS). ggml_quantize_chunk() rounds some values
+// differently. from_float cannot be called directly if backends are separate libraries. So compute a graph that copies one whole,
+// contiguous tensor: such a copy always uses from_float.
 std::vector<uint8_t> rows_of(ggml_type type, const std::vector<float> & values, int64_t n_row) {
     std::vector<uint8_t> res(ggml_row_size(type, n_row)*(values.size()/(size_t) n_row));
     if (values.empty()) {
@@ -420,21 +423,22 @@ void hadamard(std::vector<float> & values, uint32_t n) {
 // conversion
 //
 
-// return true if the graphs rotate their output to a cache whose header has a size. the rules are by architecture; the
-// check retype-basis tests them with a model's answers over converted cells
+// return true if the graphs rotate K or V of a cache whose header contains a block size
+// The rules depend on the architecture. The check retype-basis tests them, with a model's answers over converted cells.
 static bool graphs_rotate(const state_parts & state, const state_part & part) {
     if (state.arch == "deepseek4") {
         return true;
     }
-    // upstream has no rotation for it
+    // upstream has no rotation for a state with two caches and recurrent states
     if (state.windowed_hybrid) {
         return false;
     }
-    // the keys of an indexer of a rotated cache
+    // the second cache contains the keys of an indexer, which are not rotated
     if (part.cache == 1 && (state.arch == "minimax-m3" || state.arch == "qwen4exp")) {
         return false;
     }
-    // MLA, and the indexers of its models: the rotation is the same for every type
+    // If the cache has no V, it belongs to MLA or to the indexer of a model with MLA. Its rotation is the same for every type, so
+    // a change of types does not rotate.
     return std::any_of(state.parts.begin(), state.parts.end(), [&](const state_part & p) {
         return p.is_v && p.cache == part.cache;
     });
@@ -455,7 +459,7 @@ static std::vector<uint8_t> convert_data(const state_parts & from, const state_p
     }
     std::vector<float> values = values_of(part.type, begin, part.n_embd*part.n_rows);
     if (n_rot != part.n_rot) {
-        for (const uint32_t n : { part.n_rot, n_rot }) { // from one basis to the other
+        for (const uint32_t n : { part.n_rot, n_rot }) { // undo the old rotation, and apply the new one
             if (n > 0) {
                 hadamard(values, n);
             }
@@ -482,7 +486,7 @@ class state_builder {
         res.data.insert(res.data.end(), begin, end);
     }
 
-    // the bytes since the last call
+    // add a part that consists of the bytes since the last call
     void end(state_part part) {
         part.at   = done;
         part.size = res.data.size() - done;
@@ -569,7 +573,7 @@ static std::string describe(const state_part & part) {
     }
 }
 
-// describe the differing rows of a tensor
+// describe the rows of a tensor that differ
 static std::string describe_rows(const state_part & part, const uint8_t * expected, const uint8_t * is) {
     const size_t n_data = part.size - (part.data() - part.at);
     const bool   by_col = part.kind == state_part::columns;
@@ -609,7 +613,8 @@ std::string state_difference(const state_parts & expected, const std::vector<uin
         if (part.kind < state_part::rows || memcmp(a, b, n_head) != 0) {
             return describe(part) + (part.kind < state_part::rows ? "" : " has another head");
         }
-        // DSV4 saves rows that were never written: they are zero, which q4_0 represents in two ways
+        // DSV4 also saves rows that were never written. Their values are 0, which q4_0 represents in two ways, so compare the
+        // values.
         if (part.kind == state_part::matrix && values_of(part.type, a + n_head, part.n_embd*part.n_rows) == values_of(part.type, b + n_head, part.n_embd*part.n_rows)) {
             continue;
         }

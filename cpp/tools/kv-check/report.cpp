@@ -9,7 +9,7 @@
 #include <cstring>
 #include <regex>
 
-// return the first difference between two records of the same step; "" if equal
+// return the first difference between two records of the same step. The result is "" if they are equal
 static std::string compare_step(const trace & st, const trace & dy, const trace_record & a, const trace_record & b, check_result & res) {
     if (a.kind != b.kind || a.label != b.label) {
         return "the two sides went different ways: static at " + a.label + ", dynamic at " + b.label;
@@ -21,7 +21,8 @@ static std::string compare_step(const trace & st, const trace & dy, const trace_
         if (st.model_val("arch") != "deepseek4") {
             return a.label + " has " + std::to_string(a.a) + " bytes on the static side, " + std::to_string(b.a) + " on the dynamic side";
         }
-        // it saves every row it has: the requirement is that each side can continue from the other's state
+        // A state of DSV4 contains every row that exists, so the sizes differ. It suffices that each context can continue from
+        // the state of the other.
         res.n_blobs_resized++;
         return "";
     }
@@ -77,19 +78,19 @@ static int64_t count_nan(const trace & tr, const trace_check & check) {
     return res;
 }
 
-// replace addresses and process ids, which differ between runs, but keep numbers of bytes
+// remove addresses and process ids, which differ between runs. Keep numbers of bytes
 static std::string without_addresses(const std::string & text) {
     static const std::regex changing("0x[0-9a-f]+|==[0-9]+==|pid=[0-9]+");
     return std::regex_replace(text, changing, "");
 }
 
-// return true if upstream's RPC server aborted because of a missing operation, so that the dynamic side fails, too
+// return true if upstream's RPC server has aborted because it lacks an operation. Then the run with the dynamic cache fails, too
 static bool is_rpc_gone(const std::string & fail) {
     return fail.find("ggml-rpc.cpp") != std::string::npos || fail.find("no RPC server answers") != std::string::npos;
 }
 
-// a sanitizer's report is a fault by itself, also if both sides have it. it is the reason for the death, after a
-// check's own reason
+// return true if the reason contains a report of a sanitizer. It counts as a fault even if the static run has the same report
+// The word is at the start of the reason, or in brackets after the reason of a check.
 static bool is_sanitizer(const std::string & fail) {
     return fail.find("sanitizer") == 0 || fail.find("(sanitizer)") != std::string::npos;
 }
@@ -105,7 +106,7 @@ static check_result compare_check(const std::string & name, const trace & st, co
     res.seconds = b.time_us/1e6;
     res.measured = b.measured;
 
-    // up to the end of the shorter side
+    // compare the steps up to the end of the shorter run
     std::string diff;
     const size_t n = std::min(a.steps.size(), b.steps.size());
     for (size_t i = 0; i < n; ++i) {
@@ -133,7 +134,7 @@ static check_result compare_check(const std::string & name, const trace & st, co
         res.status = "not-run";
         res.reason = a.fail + (b_fails ? "; the dynamic side fails: " + b.fail : "");
     } else if (a_fails && a.ours) {
-        // a fault by itself, or of both sides
+        // the static run also executes code of this series here. So its failure counts as a difference, even if both runs fail
         res.status = "differs";
         res.reason = whose(b_fails, a.fail.empty() ? a.last_error : a.fail);
     } else if (b_fails && (!a_fails || (b.steps.size() < a.steps.size() && !b.lost && !is_rpc_gone(b.fail)))) {
@@ -158,7 +159,7 @@ static check_result compare_check(const std::string & name, const trace & st, co
 
     const int64_t n_nan = res.status == "same" ? count_nan(st, a) : 0;
     if (n_nan > 0) {
-        // equal bits, which no longer depend on attention
+        // the bits are equal, but they prove nothing, because a NaN no longer depends on attention
         res.status = "not-run";
         res.reason = std::to_string(n_nan) + " of " + std::to_string(res.n_values) + " values are NaN on both sides";
     }
@@ -168,7 +169,7 @@ static check_result compare_check(const std::string & name, const trace & st, co
     return res;
 }
 
-// return why nothing grew, or ""
+// return the reason why no cache has grown, or ""
 static std::string why_not_grown(const trace & dy) {
     if (dy.model_val("is_recurrent") == "1") {
         return "recurrent state only: it has a fixed size and no cells that could grow";
@@ -250,21 +251,21 @@ run_result report_compare(const std::vector<std::string> & checks, const trace &
             continue;
         }
         if (tr->checks.empty()) {
-            // the static side runs first: a model that it cannot load is not loadable
+            // the static run is the first, so if it cannot load the model, no run can
             res.status = tr == &st ? "load-fails" : "dynamic-fails";
             res.reason = tr->load_error.empty() ? "the model cannot be loaded" : tr->load_error;
             return res;
         }
     }
 
-    trace_check missing; // the side ended before this check
+    trace_check missing; // for a check that did not run, because the run ended before it
     missing.fail = "not run: the side had ended before";
     missing.lost = true;
 
     trace_check missing_static = missing;
-    missing_static.lost = !rpc_gone; // otherwise the model cannot be run
+    missing_static.lost = !rpc_gone; // otherwise, the model cannot be run
     std::vector<std::string> names = checks;
-    names.push_back("exit"); // exists only if a side failed after its last check
+    names.push_back("exit"); // exists only if a run failed after its last check
     for (const auto & name : names) {
         const kv_check_scenario * def = kv_check_find_scenario(name);
         const trace_check * a = st.find(def != nullptr ? def->reference : name);
@@ -279,7 +280,7 @@ run_result report_compare(const std::vector<std::string> & checks, const trace &
                 exit_res.status = "differs";
                 exit_res.reason = whose(b != nullptr && is_sanitizer(b->fail), a->fail);
             } else {
-                // an error of both sides is not the dynamic cache's fault
+                // if both runs end with the same error, it is not a fault of the dynamic cache
                 const bool both = a != nullptr && (b == nullptr || without_addresses(a->fail) == without_addresses(b->fail));
                 exit_res.status = both ? "static-fails" : "dynamic-fails";
                 exit_res.reason = both ? a->fail : b->fail;

@@ -16,7 +16,7 @@
 #endif
 
 #if defined(__linux__)
-// return the bytes of a line "Name:   123 kB" of a file in /proc, -1 if missing
+// return the bytes of the line "Name:   123 kB" of a file in /proc. -1: the line does not exist
 static int64_t proc_bytes(const char * path, const char * name) {
     FILE * file = fopen(path, "r");
     if (file == nullptr) {
@@ -49,7 +49,7 @@ int64_t resident_bytes() {
     }
     return -1;
 #elif defined(__linux__)
-    // the page tables are counted here; the counters for VmRSS lag by some pages per core
+    // smaps_rollup counts the page tables. The counter behind VmRSS is less exact: it lags by some pages per core.
     const int64_t res = proc_bytes("/proc/self/smaps_rollup", "Rss:");
     return res >= 0 ? res : proc_bytes("/proc/self/status", "VmRSS:");
 #else
@@ -58,7 +58,7 @@ int64_t resident_bytes() {
 }
 
 int64_t resident_bytes_of_pages() {
-    // the memory of a sanitizer has no huge pages either
+    // with a sanitizer, the result is unknown, because the memory of a sanitizer has no huge pages either
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     FILE * file = fopen("/proc/self/smaps", "r");
     if (file == nullptr) {
@@ -69,7 +69,7 @@ int64_t resident_bytes_of_pages() {
     bool      known = false;
     char line[1024];
     while (fgets(line, sizeof(line), file) != nullptr) {
-        sscanf(line, "Rss: %lld kB", &kib); // of each range, before its flags
+        sscanf(line, "Rss: %lld kB", &kib); // each range has this line before its flags
         if (strncmp(line, "VmFlags:", 8) == 0) {
             known = true;
             res += strstr(line, " nh") != nullptr ? kib*1024 : 0;
@@ -82,7 +82,7 @@ int64_t resident_bytes_of_pages() {
 #endif
 }
 
-// reset the kernel's high-water mark to the resident memory
+// reset the kernel's maximum of the resident memory to the current value
 static bool reset_high_water() {
 #if defined(__linux__)
     FILE * file = fopen("/proc/self/clear_refs", "w");

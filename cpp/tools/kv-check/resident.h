@@ -4,14 +4,14 @@
 #include <cstdint>
 #include <thread>
 
-// return the resident bytes of this process, -1 if unknown
+// return the bytes of resident memory of this process. -1: unknown
 int64_t resident_bytes();
 
-// return the resident bytes of KV caches with pages, which are the ranges without huge pages. -1 if unknown
+// return the bytes of resident memory of KV caches with pages. They are identified as ranges without huge pages. -1: unknown
 int64_t resident_bytes_of_pages();
 
-// The highest resident_bytes() between start() and stop(). On Linux the kernel records the exact peak; elsewhere a
-// thread polls every millisecond and may miss shorter peaks.
+// measures the highest resident_bytes() between start() and stop()
+// On Linux, the kernel records the exact peak. On other systems, a thread polls every millisecond and may miss shorter peaks.
 class resident_peak {
   public:
     ~resident_peak();
@@ -19,7 +19,7 @@ class resident_peak {
     void    start();
     int64_t stop();
 
-    // true: recorded by the kernel
+    // return true if the kernel has recorded the peak, so that it is exact
     bool is_exact() const { return exact; }
 
   private:

@@ -1,8 +1,8 @@
-// A budget, and the smaller types that keep the cells within it (llama_context_params::kv_budget).
+// Checks of a budget, within which cells change to smaller types (llama_memory_budget_init()).
 //
-// The static side has no budget. Each check compares a context with a budget against a context without, in which the
-// check makes the same change before the same batch. The answers are equal, bit for bit, so the only difference is the
-// precision of the cells, which changes at the same batch.
+// The comparison is within one run, because a static cache has no budget. Each check compares a context with a budget and a
+// context without a budget, in which the check makes the same change of types before the same batch. The answers must be equal
+// bit for bit.
 
 #include "scenarios-types.h"
 
@@ -17,7 +17,7 @@ using memory_budget = std::unique_ptr<llama_memory_budget, decltype(&llama_memor
 
 struct answer {
     int32_t            rc;
-    cell_types         types; // after the batch
+    cell_types         types; // types of the cells after the batch
     std::vector<float> logits;
 };
 
@@ -40,7 +40,7 @@ answer fill(const side & s, session & c, uint32_t n) {
     return res;
 }
 
-// return the types in which a context can be created, from f16 down
+// return the types of f16, q8_0 and q4_0 with which a context of this model can be created
 std::vector<ggml_type> make_ladder(const side & s, const session_params & sp) {
     std::vector<ggml_type> res;
     for (const ggml_type type : { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 }) {
@@ -60,8 +60,8 @@ size_t rung(const std::vector<ggml_type> & ladder, const cell_types & types) {
 }
 
 struct sizes {
-    size_t n_caches;  // about a third of the full size of the caches in the first type, or all if they do not grow
-    size_t n_compute; // growth of the compute buffers, whatever the types
+    size_t n_caches;  // about a third of the full size of the caches in the first type. all of it, if they do not grow
+    size_t n_compute; // growth of the compute buffers, which does not depend on the types
 };
 
 sizes measure(side & s, const session_params & sp, const std::vector<ggml_type> & ladder, uint32_t n_batch, uint32_t n) {
@@ -71,7 +71,7 @@ sizes measure(side & s, const session_params & sp, const std::vector<ggml_type> 
 
     const auto n_budget = [&] { return llama_memory_budget_get_usage(none.get()).committed; };
 
-    const size_t n_states = llama_get_memory_usage(c.ctx).committed - n_budget(); // recurrent states, outside of the budget
+    const size_t n_states = llama_get_memory_usage(c.ctx).committed - n_budget(); // recurrent states, which the budget does not count
     const auto   n_caches = [&] { return llama_get_memory_usage(c.ctx).committed - n_states; };
 
     std::vector<size_t> all = { n_caches() };
@@ -89,11 +89,11 @@ sizes measure(side & s, const session_params & sp, const std::vector<ggml_type> 
     return { third == all.end() ? all.back() : *third, n_compute };
 }
 
-// make the same change: several steps down, one by one, would lose more precision
+// change the types in the same steps as the budget did. More steps would lose more precision
 void retype_by_hand(session & c, const std::vector<ggml_type> & ladder, const cell_types & to, uint32_t n_down) {
     size_t i = rung(ladder, c.types());
     while (i + n_down < rung(ladder, to)) {
-        ++i; // combined with the next step
+        ++i; // this step was combined with the next one
     }
     while (i < rung(ladder, to)) {
         ++i;
@@ -103,11 +103,11 @@ void retype_by_hand(session & c, const std::vector<ggml_type> & ladder, const ce
     }
 }
 
-// use the context to its end, or to that of the budget. is_tight: smaller cells may be no use, if the compute buffers
-// for them need more
+// decode until all n cells are used, or until the budget refuses a batch, and compare each answer
+// is_tight: changing to smaller types may make no room, because the compute buffers for them can need more
 void step_down(
         side & s, session & is, session & other, const memory_budget & budget, bool is_tight, const std::vector<ggml_type> & ladder, uint32_t n_batch, uint32_t n) {
-    // by copy, a growth can fail after a step that should suffice for it
+    // by copy, a growth can still fail after a change of types that should make enough room
     const bool in_place = is.is_in_place();
 
     uint32_t i = 0;
@@ -149,12 +149,12 @@ void step_down(
     }
 }
 
-// copy a sequence to another stream, for which the budget has no room in these types
+// copy a sequence to another stream, although the budget has no room for the copy in the current types
 void copy_beyond(side & s, session_params sp, const std::vector<ggml_type> & ladder) {
-    const uint32_t n = 1000; // the batch needs as much as a growth
+    const uint32_t n = 1000; // the batch needs as many cells as a growth adds
 
     trace_writer out(nullptr);
-    side         nowhere(s, out); // the static side does not have this
+    side         nowhere(s, out); // without a trace, because a static cache has nothing to compare
 
     sp.n_seqs  = 2;
     sp.unified = false;
@@ -211,14 +211,14 @@ static void kv_check_retype_budget(side & s) {
     sp.types = { ladder[0], ladder[0] };
 
     const uint32_t n_batch = 10;
-    const uint32_t n       = s.params.n_ctx > 0 || s.params.fallback ? kv_check_n_fill(s.params) : 1000; // for two steps
+    const uint32_t n       = s.params.n_ctx > 0 || s.params.fallback ? kv_check_n_fill(s.params) : 1000; // enough cells for two steps
     {
         session c(s, sp, "plain");
         if (c.types().k == GGML_TYPE_COUNT) {
             throw check_skipped("the types of these cells cannot change: this upstream does not support it, or there are no cells");
         }
         c.fill(n_batch);
-        c.fill(n - n_batch); // a failure of the model here is upstream's
+        c.fill(n - n_batch); // without a budget: if the model fails here, this is a failure of upstream
     }
 
     const sizes measured = measure(s, sp, ladder, n_batch, n);
@@ -232,13 +232,13 @@ static void kv_check_retype_budget(side & s) {
         session other(s, sp, "by hand");
         if (s.dynamic) {
             step_down(s, is, other, budget, is_tight, ladder, n_batch, n);
-        } else { // a static cache has no growth that could exceed a budget
+        } else { // a static cache does not grow, so it cannot exceed a budget
             for (uint32_t i = 0; i < n; i += n_batch) {
                 is.try_fill(n_batch);
             }
         }
 
-        // an empty cache returns to its first state, also after a refused change
+        // an empty cache returns to its first types, even after a refused change
         if (is.try_retype({ GGML_TYPE_Q4_K, GGML_TYPE_Q4_K }) == LLAMA_MEMORY_TYPE_OK) {
             throw check_failed("an impossible type is reported as possible");
         }
@@ -249,7 +249,7 @@ static void kv_check_retype_budget(side & s) {
         is.fill(60);
         is.generate(2);
 
-        // a freed context releases exactly its share of the budget
+        // a context that is freed releases exactly its share of the budget
         const auto   n_taken = [&] { return llama_memory_budget_get_usage(budget.get()).committed; };
         const size_t n_alone = n_taken();
         {
@@ -260,9 +260,9 @@ static void kv_check_retype_budget(side & s) {
         }
     }
 
-    // a model with few positions cannot use so many cells. for minimax-m3, llama_context::sched_reserve() reserves too
-    // little for a batch of one sequence with several streams: the compute buffers grow within the batch, which a
-    // budget cannot foresee
+    // Skip the copy in two cases. A model with few positions cannot use so many cells. For minimax-m3,
+    // llama_context::sched_reserve() reserves too little for a batch of one sequence with several streams. So the compute buffers
+    // grow within the batch, which a budget cannot foresee.
     if (s.dynamic && !s.params.fallback && s.arch != "minimax-m3") {
         copy_beyond(s, sp, ladder);
     }

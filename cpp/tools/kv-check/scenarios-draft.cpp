@@ -1,5 +1,5 @@
-// Two kinds of drafts: a model without cells that reads the moving storage of its target (gemma4-assistant), and the
-// MTP layer of a model, in a context with its own cells that follow those of the target.
+// Checks of two kinds of drafts: a model without cells that reads the storage of its target while the storage moves
+// (gemma4-assistant), and the MTP layer of a model, whose context has cells of its own.
 
 #include "scenarios.h"
 
@@ -8,13 +8,13 @@
 
 namespace {
 
-// the context of the draft model, and its number of drafts
+// the context of a draft model
 class draft_session {
   public:
     draft_session(side & s, const session_params & sp, const session & target, const std::string & name) : s(s), target(target), name(name) {
         llama_context_params cparams = session_context_params(s.params, sp);
         cparams.ctx_other = target.ctx;
-        // both kinds read hidden states of the target and tokens, like contexts of an MTP layer
+        // both kinds of drafts read tokens and hidden states of the target, as contexts of an MTP layer do
         cparams.ctx_type = LLAMA_CONTEXT_TYPE_MTP;
         ctx = llama_init_from_model(s.draft, cparams);
         if (ctx == nullptr) {
@@ -23,7 +23,7 @@ class draft_session {
         n_batch = llama_n_batch(ctx);
         batch   = llama_batch_init((int32_t) n_batch, llama_model_n_embd_inp(s.draft), 1);
         tokens.resize(n_batch);
-        batch.token = tokens.data(); // llama_batch_init() allocates one kind of input, but a draft needs both
+        batch.token = tokens.data(); // llama_batch_init() allocates only one kind of input, and a draft needs tokens and embeddings
         n_past.resize(target.n_seqs(), 0);
     }
 
@@ -36,14 +36,14 @@ class draft_session {
     draft_session(const draft_session &) = delete;
     draft_session & operator=(const draft_session &) = delete;
 
-    // draft one token for each sequence after the target's tokens
+    // draft one token for each sequence, after the target's tokens
     void draft() {
         for (uint32_t seq = 0; seq < target.n_seqs(); ++seq) {
             draft_seq((llama_seq_id) seq);
         }
     }
 
-    // the same in one batch, without separate cells
+    // do the same in one batch. Call this only for a draft without cells of its own
     void draft_together() {
         batch.n_tokens = 0;
         for (uint32_t seq = 0; seq < target.n_seqs(); ++seq) {
@@ -59,7 +59,7 @@ class draft_session {
             return;
         }
 
-        // with its own cells: remove the positions that the target removed, and catch up
+        // a draft with its own cells: remove the positions that the target has removed, and decode the missing ones
         if (n_past[seq] > target.past(seq)) {
             llama_memory_seq_rm(llama_get_memory(ctx), seq, target.past(seq), -1);
             n_past[seq] = target.past(seq);
@@ -71,7 +71,7 @@ class draft_session {
         }
     }
 
-    // decode the tokens at these positions. the compared output is the last token's attention to the cells
+    // decode the tokens at the positions [p0, p1). The output of the last token is compared: it depends on all cells
     void decode(llama_seq_id seq, llama_pos p0, llama_pos p1) {
         batch.n_tokens = 0;
         for (llama_pos pos = p0; pos < p1; ++pos) {
@@ -85,7 +85,7 @@ class draft_session {
         const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(s.draft));
         const int32_t it      = batch.n_tokens++;
 
-        // stands for the target's hidden state, for which any numbers suffice
+        // use any numbers instead of the target's hidden state
         for (int32_t i = 0; i < n_embd; ++i) {
             batch.embd[it*n_embd + i] = (float) ((i*37 + pos*11 + seq*5) % 64)/32.0f - 1.0f;
         }
@@ -121,7 +121,7 @@ class draft_session {
     uint32_t        n_drafts = 0;
 
     std::vector<llama_token> tokens;
-    std::vector<llama_pos>   n_past; // of MTP: position of each sequence
+    std::vector<llama_pos>   n_past; // number of positions of each sequence in an MTP context
 };
 
 } // namespace
@@ -135,7 +135,7 @@ void kv_check_draft(side & s) {
     session       target(s, sp, "target");
     draft_session d(s, sp, target, "draft");
 
-    // the target grows between two drafts: during generation, in a prompt, and for a restored state
+    // let the target grow between two drafts: during generation, in a prompt, and for a restored state
     target.fill(200);
     d.draft();
     const auto small = target.state_get();
@@ -152,14 +152,14 @@ void kv_check_draft(side & s) {
     fresh.state_set(small);
     e.draft();
     fresh.state_set(large);
-    fresh.state_set(small); // as many cells as for the last draft, at another address
+    fresh.state_set(small); // as many cells as at the last draft, but at another address
     e.draft();
     fresh.state_set(large);
     e.draft();
     fresh.generate(2);
     e.draft();
 
-    // a target that was truncated, and then grows again
+    // remove the last tokens of the target, and let it grow again
     for (uint32_t seq = 0; seq < target.n_seqs(); ++seq) {
         target.rm((llama_seq_id) seq, target.past((llama_seq_id) seq) - 5, -1);
     }
@@ -171,7 +171,7 @@ void kv_check_draft(side & s) {
         return;
     }
 
-    // sequences of different lengths, which the target never had in one batch
+    // sequences of different lengths, which the target has never decoded in one batch
     session       uneven(s, sp, "uneven");
     draft_session f(s, sp, uneven, "draft-of-uneven");
     for (uint32_t seq = 0; seq < sp.n_seqs; ++seq) {

@@ -1,8 +1,8 @@
-// Memory runs out while the cache grows: --fail selects the failing allocation, --limit the remaining memory of the
-// system.
+// Checks in which memory runs out while the cache grows. --fail selects the allocation that fails, --limit the memory that the
+// system still provides.
 //
-// The return code of the failed batch is not compared, because the static side has no failing batch. The state after it
-// is compared: the old cells are unchanged, and what fits is served.
+// The return code of the failed batch is not compared, because no batch fails with a static cache. The state after it is
+// compared: the old cells are unchanged, and everything that fits is decoded.
 
 #include "scenarios.h"
 #include "short-of-memory.h"
@@ -13,15 +13,15 @@
 
 namespace {
 
-// test a copy of a stream that waits for memory: no batch runs without it
-// is_shifted: a shift of the copy's cells waits, too. before the copy, there is nothing to shift
+// test a copy of a stream for which there is no memory. No batch may run before the copy is made
+// is_shifted: a K-shift of the copied cells waits, too. before the copy is made, there is nothing to shift
 void late_copy(side & s, const session_params & sp, const std::string & name, bool is_shifted) {
     session c(s, sp, name);
     if (is_shifted && !c.can_shift("of a copy")) {
         return;
     }
     c.fill_seq(0, 300);
-    c.rm(0, 0, 50); // free some rows in mapped pages: only the copy needs more
+    c.rm(0, 0, 50); // frees rows, but no page. so the source needs no memory, and only the copy does
 
     const auto last_logits = [&] {
         const float * row = llama_get_logits_ith(c.ctx, -1);
@@ -29,7 +29,7 @@ void late_copy(side & s, const session_params & sp, const std::string & name, bo
     };
 
     std::vector<llama_pos> before;
-    std::vector<float>     logits; // of the batch, if it succeeded
+    std::vector<float>     logits; // logits of the batch, if it succeeded
 
     const auto try_batch = [&] {
         before = c.positions();
@@ -50,7 +50,8 @@ void late_copy(side & s, const session_params & sp, const std::string & name, bo
         throw check_failed("a batch ran without the copy that it reads, or does not run with enough memory");
     }
 
-    // the next copy waits for a batch, like in a static cache: an earlier save has the static cache's bytes
+    // The next copy also waits for a batch, as in a static cache. A state that is saved before the batch must have the same bytes
+    // as with a static cache.
     if (sp.n_streams() > 2) {
         c.cp(0, 2);
         s.out.blob(name + ".second", c.try_state_get(2));
@@ -64,7 +65,7 @@ enum class late_state { none, saved, into_source, into_copy, into_other };
 
 struct after_late_state {
     bool                 is_refused;
-    std::vector<uint8_t> copy; // the second sequence at the end, whose copy waits during a save or a read of a state
+    std::vector<uint8_t> copy; // state of the second sequence at the end. its copy is pending while a state is saved or read
 };
 
 after_late_state try_late_state(side & s, const session_params & sp, late_state what, const std::vector<uint8_t> & state, bool is_short) {
@@ -109,7 +110,7 @@ after_late_state try_late_state(side & s, const session_params & sp, late_state 
             res.is_refused = c.try_state(state, what == late_state::into_source ? 0 : what == late_state::into_copy ? 1 : 2) == 0;
         }
     }
-    c.go_back(c.positions()); // not beyond the old positions, which are known from here on
+    c.go_back(c.positions()); // the positions may not exceed the old ones, which are known
 
     const auto before = c.positions();
     if (c.try_fill(4) != 0) {
@@ -122,15 +123,15 @@ after_late_state try_late_state(side & s, const session_params & sp, late_state 
     return res;
 }
 
-// read a state while a copy waits for memory: the result equals that with enough memory, or the read is refused and the
-// copy is intact. a read into the destination of the copy needs no memory for it, and a read into another place is
-// independent of it
+// read a state while a copy waits for memory
+// Either the result equals the result with enough memory, or the read is refused and the copy is intact. If the state replaces
+// the copy, it needs no memory for the copy. If it is read into another place, the copy does not matter.
 void late_copy_state(side & s, const session_params & sp) {
     if (!s.dynamic) {
         return;
     }
     trace_writer out(nullptr);
-    side         nowhere(s, out); // the static side does not have this
+    side         nowhere(s, out); // without a trace, because a static cache has nothing to compare
 
     session other(nowhere, sp, "other");
     other.salt(1);
@@ -158,7 +159,7 @@ void late_copy_state(side & s, const session_params & sp) {
     }
 }
 
-// test that the rows of DSV4, which have no cells, follow their sequence after a copy that waits for memory
+// test that the rows of DSV4, which have no cells, follow their sequence if its copy waits for memory
 void late_copy_rows(side & s, session_params sp) {
     if (!s.dynamic) {
         return;
@@ -168,7 +169,7 @@ void late_copy_rows(side & s, session_params sp) {
 
     sp.n_cells = 2048;
 
-    // return the logits of the copy, and of another sequence at the place of its source
+    // return the logits of the copy, and of another sequence that is decoded at the place of the source
     const auto logits_of = [&](bool is_short) -> std::vector<float> {
         session c(nowhere, sp, "copy, rows");
 
@@ -179,7 +180,7 @@ void late_copy_rows(side & s, session_params sp) {
             res.insert(res.end(), row, row + s.n_vocab);
         };
 
-        c.fill_seq(0, 1300); // 325 rows for four positions each
+        c.fill_seq(0, 1300); // 325 rows, because a row belongs to four positions
         c.fill_seq(1, 20);
         c.rm(1, -1, -1);
         if (is_short) {
@@ -187,7 +188,7 @@ void late_copy_rows(side & s, session_params sp) {
             c.cp(0, 1);
             const auto before = c.positions();
             if (c.fill_order({ 1 }) == 0) {
-                return {}; // by copy, the streams have rows for each other
+                return {}; // by copy, all streams have the same rows, so the copy needs no memory
             }
             c.go_back(before);
             c.rm(0, -1, -1);
@@ -235,7 +236,7 @@ void kv_check_no_memory(side & s) {
     }
     session_params sp = kv_check_base(s);
 
-    // the cache has not grown yet. --fill N: up to N, for rows of several positions each (DSV4)
+    // The cache must not have grown before. With --fill N, fill up to N, because a row can belong to several positions (DSV4).
     const uint32_t n_before = s.params.n_fill > 340 ? s.params.n_fill - 100 : 240;
 
     session_params large = sp;
@@ -244,7 +245,8 @@ void kv_check_no_memory(side & s) {
     a.fill(n_before + 200);
     const auto state = a.state_get();
 
-    // a window forgets positions for a batch that then fails, and recurrent layers cannot roll back
+    // With a window, a failed batch has removed old positions. Recurrent layers cannot roll back. So such models do not continue
+    // from the old positions.
     const bool keeps = !s.is_recurrent && !s.is_hybrid && llama_model_n_swa(s.model) == 0;
 
     session c(s, sp, "short");
@@ -254,7 +256,7 @@ void kv_check_no_memory(side & s) {
         const auto before = c.positions();
         {
             const short_of_memory scope(s.params, s.dynamic);
-            const bool can_look = s.params.limit_mib == 0; // otherwise this needs too much memory, too
+            const bool can_look = s.params.limit_mib == 0; // saving the states needs memory as well, so it is not possible with a limit
             try_batch(c, std::min(n, sp.n_cells - n_before), can_look);
             try_batch(c, 20, can_look);
             c.can_shift("after a growth that failed");

@@ -1,11 +1,11 @@
-// Random operations on a context with a random limit of memory, and on a static context.
+// Random operations on two contexts: one with a random limit of memory, and a static context.
 //
-// Both are in one process and perform each step together, so that the static context can skip each step that the other
-// refuses for lack of memory. Everything after it is compared bit for bit: logits, positions and saved states.
-// Sequences are limited, so that a static cache is never full.
+// Both contexts are in one process and perform each step together. If the first context refuses a step for lack of memory, the
+// static context skips the step. After each step, logits, positions and saved states are compared bit for bit. The sequences are
+// short enough that a static cache is never full.
 //
-// The limit is a random number of pages, and it changes. It is a budget's limit, the memory of a fake device
-// (--fake-device), or otherwise the memory of the system, as failing allocations.
+// The limit is a random number of pages, and it changes. It is the limit of a budget, the memory of a fake device
+// (--fake-device), or the memory of the system, by failing allocations.
 
 #include "resident.h"
 #include "scenarios-types.h"
@@ -27,7 +27,7 @@
 
 namespace {
 
-// draw numbers that do not depend on the standard library's distributions
+// return a random number below n. The distributions of the standard library would differ between systems
 uint32_t below(std::mt19937 & rng, uint32_t n) {
     return (uint32_t) (rng() % n);
 }
@@ -72,11 +72,11 @@ class memory_end {
         return what == BUDGET ? "budget" : what == DEVICE ? "device" : "system";
     }
 
-    // create parameters of a context with the limit
+    // return the budget for a context with the limit. null: the limit is not a budget
     llama_memory_budget * budget() const { return what == BUDGET ? own.get() : nullptr; }
 
-    // limit the memory to so many more bytes
-    // n_bytes_cells: the cells of the context
+    // allow this many more bytes
+    // n_bytes_cells: bytes of the context's cells now
     void set(size_t n_bytes, size_t n_bytes_cells) {
         clear();
         n_bytes_cells_then = n_bytes_cells;
@@ -98,18 +98,18 @@ class memory_end {
         is_near = false;
     }
 
-    // return true if a request can be refused
+    // return true if a request may be refused for lack of memory
     bool may_refuse() const { return is_near; }
 
-    // return the result of f() within the limit
+    // return the result of f(), which runs with the limit
     template <typename F>
     auto reach(F && f) const {
         const short_of_memory scope(failing, what == SYSTEM && is_near);
         return f();
     }
 
-    // return the result of f(), as with enough memory on a shared device. n_outside is increased by the device memory
-    // that f() uses
+    // return the result of f(), which runs without the limit
+    // n_outside: is increased by the device memory that f() allocates
     template <typename F>
     auto away(const kv_check_params & params, size_t & n_outside, F && f) {
         const size_t n_left = others ? n_free() : 0;
@@ -126,14 +126,14 @@ class memory_end {
         return res;
     }
 
-    // return true if a context with so many bytes of cells exceeds the limit. false if only its compute buffers have
-    // grown, because buffers for existing cells are always available
+    // return true if a context with cells of this size exceeds the limit
+    // It does not count if only its compute buffers have grown, because buffers for existing cells are always allowed.
     bool is_passed(size_t n_bytes_cells) const {
         const auto usage = llama_memory_budget_get_usage(own.get());
         return usage.committed > usage.n_bytes && n_bytes_cells > n_bytes_cells_then;
     }
 
-    // bytes of the device that others use
+    // return the bytes of the device that are reserved to make the limit
     size_t n_others() const { return others ? ggml_backend_buffer_get_size(others.get()) : 0; }
 
   private:
@@ -179,10 +179,10 @@ class walk {
         std::vector<uint8_t> of_twin;
     };
 
-    // run f on both contexts, with equal results
+    // call f for both contexts. the results must be equal
     void both(const std::function<int64_t(session &)> & f);
 
-    // description of an operation, for the reason and the log
+    // describe the current operation, for the reason of a failure and the log
     void say(const std::string & what);
 
     void expect(bool ok, const std::string & what) const;
@@ -217,20 +217,23 @@ class walk {
     std::mt19937 rng;
     memory_end   end;
 
-    session is;   // the session with the limit
-    session twin; // static, with enough memory
+    session is;   // the context with the limit
+    session twin; // a static context with enough memory
 
     llama_memory_usage start;
-    size_t             n_outside; // used bytes of the devices outside of the context
+    size_t             n_outside; // used bytes of the devices that do not belong to the context
 
     bool in_place;
-    // both: the twin's cells are then in pages of host memory, and a K-shift enlarges the compute buffers
+    // the types of both contexts have changed. the cells of `twin` are in pages of host memory then, and a K-shift can enlarge
+    // the compute buffers
     bool has_retyped = false;
-    bool saves_all; // a state omits unmapped rows, but contains empty rows
-    // a cache has a V that is never written. its zeros have the type at the time. batches may need larger compute buffers
-    // than the reserved worst case
+    bool saves_all; // a state contains rows that are empty, but not rows that do not exist
+    // the model is an MSA: one of its caches has a V that is never written, so the bytes of its zeros depend on the type. Its
+    // batches may need larger compute buffers than were reserved for the worst case
     bool is_msa;
-    bool is_waiting = false; // a copy or a shift waits for the next batch: a refused batch performs it, a skipped batch does not
+    // a copy or a shift is pending until the next batch. A batch that is refused still makes it, but a batch that is skipped does
+    // not
+    bool is_waiting = false;
 
     std::vector<saved_state> saved;
 
@@ -255,7 +258,7 @@ walk::walk(const side & s, side & nowhere, const session_params & sp, memory_end
 }
 
 void walk::run(uint32_t n) {
-    // a long sequence, so that restores and copies fill the cache: they are cheaper than batches
+    // begin with a long sequence, because restoring and copying it fills the cache faster than batches do
     at = "the start";
     decode(std::vector<llama_seq_id>(sp.unified ? 150 : 350, 0));
     save(0);
@@ -270,7 +273,7 @@ void walk::run(uint32_t n) {
         expect_accounted();
     }
 
-    // requests refused at the end are served when memory is available
+    // requests that were refused succeed when there is enough memory
     at = "the end";
     end.clear();
     decode({ 0 });
@@ -281,12 +284,12 @@ void walk::run(uint32_t n) {
     decode({ 0 });
     expect_same_states();
 
-    // full, then all sequences except one are removed
+    // fill the cache, and then remove all sequences except one
     for (uint32_t seq = 0; seq < sp.n_seqs; ++seq) {
         restore(saved.front(), (llama_seq_id) seq);
     }
-    // the graph of a K-shift over quantized cells needs more than graphs of batches. without memory for it, a static
-    // cache continues unshifted
+    // The graph of a K-shift over quantized cells needs more memory than the graph of a batch. If there is no memory for it, a
+    // static cache continues without the shift.
     set_types({ GGML_TYPE_Q8_0, GGML_TYPE_Q8_0 });
     shift(1);
     if (s.dynamic) {
@@ -295,7 +298,7 @@ void walk::run(uint32_t n) {
     decode({ 1 });
     const auto late = is_waiting ? is.try_state_get(1) : std::vector<uint8_t>();
     end.clear();
-    if (!late.empty()) { // a sequence with a refused shift either has no late copy, or one with the shift
+    if (!late.empty()) { // either the sequence has no late copy, or its state contains the shift
         is.rm(1, -1, -1);
         is.state_seq_set(1, late);
     }
@@ -355,7 +358,7 @@ void walk::expect_same_states() {
     expect(a == b, "the state differs from byte " + str(std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin()));
 }
 
-// check that every used page is counted, and that the budget holds
+// check that every used page is counted, and that the budget is kept
 void walk::expect_accounted() const {
     expect(!end.is_passed(usage().committed), "more than the budget is taken");
 
@@ -366,15 +369,16 @@ void walk::expect_accounted() const {
     }
 }
 
-// by copy, a refused request may leave a larger buffer for the same cells
+// check that no more memory is used than before. By copy, a refused request may leave a larger buffer for the same cells
 void walk::expect_no_more_than(const llama_memory_usage & before) const {
     expect(usage().n_cells <= before.n_cells, "there are more cells than before");
     expect(usage().committed <= before.committed || !in_place, "more is taken than before");
 }
 
-// In place, freed memory shrinks to the used cells: blocks of 32 cells, and one more page per tensor at both ends of a
-// run. Nothing is freed for less than 512 cells and less than a quarter of the memory (llama_kv_growth::shrink). On a
-// device, the rows below the last used one are also kept: their number is unknown here, unless no cell is used.
+// check that freed memory is returned
+// In place, memory shrinks to the used cells, in blocks of 32 cells, plus one page per tensor at both ends of a run. Nothing is
+// freed for less than 512 cells, and for less than a quarter of the memory (llama_kv_growth::shrink). On a device, all rows below
+// the last used row are kept. Their number is unknown here, unless no cell is used.
 void walk::expect_given_back(uint32_t n_shrink_before) const {
     if (!in_place || is_waiting || start.n_cells == start.n_cells_max) {
         return;
@@ -392,7 +396,7 @@ void walk::expect_given_back(uint32_t n_shrink_before) const {
         expect(cur.n_cells < n_rest + std::max(512u, cur.n_cells/4), str(cur.n_cells) + " cells are there, of " +
                 str(cur.n_cells_used) + " in " + str(n_runs) + " runs that are used");
     }
-    if (cur.n_shrink > n_shrink_before && llama_model_n_swa(s.model) == 0) { // a window is a separate cache
+    if (cur.n_shrink > n_shrink_before && llama_model_n_swa(s.model) == 0) { // the cells of a window are in another cache
         const size_t size_cell = (start.reserved - start.committed)/(start.n_cells_max - start.n_cells);
         const size_t n_tensors = 2*llama_model_n_layer(s.model);
         const size_t n_most    = start.committed + (cur.n_cells - start.n_cells)*size_cell + 2*(n_runs + sp.n_streams())*n_tensors*size_page(s.params);
@@ -445,7 +449,7 @@ void walk::move_end() {
     }
 }
 
-// decode a batch for one or several sequences, each within its limit: some models were trained for 256 positions
+// return a batch for one or several sequences. Each sequence stays short, because some models were trained for 256 positions
 walk::seqs walk::some_tokens() {
     const uint32_t n_most = sp.unified ? 200 : 600;
     const uint32_t n_seqs = 1 + below(rng, below(rng, 2) == 0 ? 1 : sp.n_seqs);
@@ -500,7 +504,7 @@ void walk::remove(llama_seq_id seq) {
     const uint32_t what = below(rng, 4);
     if (what == 0 || n < 5) {
         remove_all(seq);
-    } else if (what == 1) { // not beyond the memory of a window
+    } else if (what == 1) { // not more than a window remembers
         const llama_pos p0 = n - 1 - (llama_pos) below(rng, 3);
         both([&](session & c) { return c.rm(seq, p0, -1); });
     } else {
@@ -510,7 +514,8 @@ void walk::remove(llama_seq_id seq) {
     }
 }
 
-// copy all of a sequence: in the same cells, or to another stream, whose cells are copied with the next batch
+// copy a sequence completely: within a stream, both use the same cells. To another stream, the cells are copied before the next
+// batch
 void walk::copy(llama_seq_id src, llama_seq_id dst) {
     say("copy " + str(src) + " to " + str(dst));
     remove_all(dst);
@@ -551,7 +556,7 @@ void walk::shift(llama_seq_id seq) {
     }
 }
 
-// not larger than the first limits: the allowed memory is computed from these
+// choose types that are not larger than the first types, because the allowed memory is computed from these
 void walk::retype() {
     static const cell_types all[] = {
         { GGML_TYPE_F16,  GGML_TYPE_F16  },
@@ -601,8 +606,8 @@ void walk::restore_any(llama_seq_id seq) {
     }
 }
 
-// if refused, a sequence is empty, as in a full cache, or all are. recurrent states are removed with it, as a program
-// would do
+// restore a state. If it is refused, the sequence is empty, as in a full cache, or all sequences are. Recurrent states are
+// removed with it, as a program would do
 void walk::restore(const saved_state & from, llama_seq_id seq) {
     say("restore " + str(from.seq) + " to " + str(seq));
     const llama_memory_usage before = usage();
@@ -637,11 +642,11 @@ static void kv_check_random(side & s) {
     for (uint32_t i = 0; i < n_walks; ++i) {
         session_params sp = kv_check_base(s);
 
-        // both kinds, unless the command line selects one
+        // test unified caches and streams, unless the command line selects one
         sp.unified  = s.params.n_seqs == 1 ? i/2 % 2 == 0 : s.params.unified;
         sp.n_seqs   = std::max(s.params.n_seqs, sp.unified ? 8u : 3u);
         sp.n_cells  = sp.unified ? 256*sp.n_seqs : 768;
-        sp.n_rs_seq = 0; // upstream does not save snapshots of sequences for a rollback
+        sp.n_rs_seq = 0; // upstream's saved states do not contain the snapshots for a rollback
 
         const auto what = i % 2 == 0 ? memory_end::BUDGET : is_there ? memory_end::DEVICE : memory_end::SYSTEM;
 

@@ -1,4 +1,4 @@
-// The rows after the cells: unmapped rows must not be written, and rows without a cell (DSV4) must be equal.
+// Checks of rows that no cell uses: rows that do not exist must not be written, and rows without a cell (DSV4) must be equal.
 
 #include "resident.h"
 #include "scenarios.h"
@@ -9,7 +9,8 @@
 #include <string>
 #include <vector>
 
-// In place, writes outside the committed rows do not crash. Only the kernel's numbers reveal them
+// check that nothing is written outside of the committed rows
+// In place, such a write does not crash. Only the kernel's count of resident pages reveals it.
 void kv_check_pages(side & s) {
     const char * storage = getenv("LLAMA_KV_DYNAMIC_STORAGE");
     if (!s.params.device.empty() || (storage != nullptr && strcmp(storage, "copy") == 0)) {
@@ -29,7 +30,7 @@ void kv_check_pages(side & s) {
     const auto n_taken = [&] { return (int64_t) llama_get_memory_usage(c.ctx).committed; };
     const auto n_there = [&] { return resident_bytes_of_pages() - n_before; };
 
-    const int64_t n_other = n_taken() - n_there(); // recurrent states, and fixed memory
+    const int64_t n_other = n_taken() - n_there(); // recurrent states, and other memory of fixed size
 
     const auto expect = [&](const std::string & when) {
         const int64_t n_stray = n_there() - (n_taken() - n_other);
@@ -38,7 +39,7 @@ void kv_check_pages(side & s) {
         }
     };
 
-    c.generate(3); // one token at a time: batches that complete no row of DSV4
+    c.generate(3); // one token at a time, so that no batch completes a row of DSV4
     expect("after the first tokens");
     c.fill(300);
     c.generate(3);
@@ -57,16 +58,16 @@ void kv_check_pages(side & s) {
     expect("after a restore");
 }
 
-// Test rows without a cell, one for several positions. Each stream has as many as the longest one. The additional rows
-// of a shorter stream are zero. This includes the place of the last row, which receives meaningless writes, when it is
-// no longer last
+// check rows without a cell, which belong to several positions each (DSV4)
+// Each stream has as many rows as the longest stream. The additional rows of a shorter stream must be zero. This includes the row
+// that was once the last one, which receives dummy writes.
 void kv_check_rows(side & s) {
     if (s.arch != "deepseek4") {
         throw check_skipped("each row has a cell");
     }
 
-    const uint32_t n_start = 512;            // rows, by copy
-    const uint32_t n_fill  = 4*n_start + 12; // a row for every four positions
+    const uint32_t n_start = 512;            // rows at the start, by copy
+    const uint32_t n_fill  = 4*n_start + 12; // a row belongs to four positions
 
     session_params sp = kv_check_base(s);
     sp.n_seqs  = std::max(sp.n_seqs, 2u);
@@ -81,7 +82,7 @@ void kv_check_rows(side & s) {
 
     uint32_t n_blobs = 0;
     for (const auto & part : state.parts) {
-        const size_t n_rows = part.n_rows/part.n_streams; // in the state, per stream
+        const size_t n_rows = part.n_rows/part.n_streams; // rows per stream in the state
         if (part.kind != state_part::matrix || n_rows < n_start) {
             continue;
         }

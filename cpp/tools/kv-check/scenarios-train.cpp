@@ -1,6 +1,7 @@
-// Training (--train): opt_epoch_iter() needs all cells before it starts, because it cannot grow during training.
+// Check of training (--train): opt_epoch_iter() grows the caches to their full size before it starts, because they cannot grow
+// during training.
 //
-// The loss and the answers of the trained model are compared. This check runs last, because it changes the weights.
+// The check compares the loss, and the answers of the trained model. It runs last, because it changes the weights.
 
 #include "scenarios.h"
 
@@ -14,7 +15,7 @@ namespace {
 using dataset_ptr = std::unique_ptr<ggml_opt_dataset, decltype(&ggml_opt_dataset_free)>;
 using result_ptr  = std::unique_ptr<ggml_opt_result,  decltype(&ggml_opt_result_free)>;
 
-// train on n sequences of n_ctx tokens, where each token predicts the next one
+// return n sequences of n_ctx tokens, in which each token predicts the next one
 dataset_ptr make_dataset(const side & s, int64_t n_ctx, int64_t n) {
     dataset_ptr res(ggml_opt_dataset_init(GGML_TYPE_I32, GGML_TYPE_I32, n_ctx, n_ctx, n, 1), ggml_opt_dataset_free);
 

@@ -1,7 +1,7 @@
-// The types of the KV cells change while they contain sequences (llama_set_memory_type()).
+// Checks of changes of the types of the KV cells while the cells contain sequences (llama_set_memory_type()).
 //
-// The result is compared with a reference that shares no code with the change (reference.h), and the static side with
-// the dynamic side, as everywhere. Both sides run code of this series here, so a failure of the static side counts.
+// The result is compared with a reference that shares no code with the change (reference.h). The runs with the static and with
+// the dynamic cache are also compared. Both run code of this series here, so a failure with the static cache counts.
 
 #include "scenarios-types.h"
 #include "short-of-memory.h"
@@ -16,9 +16,9 @@ namespace {
 
 constexpr cell_types f16 = { GGML_TYPE_F16, GGML_TYPE_F16 };
 
-using retype_chain = std::vector<cell_types>; // the first types, and the types of each later change
+using retype_chain = std::vector<cell_types>; // the first types, and the types after each change
 
-// return the changes to test. without flash attention, V cannot be quantized
+// return the changes to test. Without flash attention, V cannot be quantized
 std::vector<retype_chain> default_chains(const side & s) {
     constexpr ggml_type q8 = GGML_TYPE_Q8_0;
     constexpr ggml_type q4 = GGML_TYPE_Q4_0;
@@ -54,19 +54,19 @@ std::string to_string(const retype_chain & chain) {
     return res;
 }
 
-// fewer cells in a quick run
+// return the number of cells to fill. It is smaller in a quick run
 uint32_t n_cells_of(const side & s, uint32_t n) {
     return std::min(n, kv_check_n_fill(s.params));
 }
 
-// return the saved state of a context that has the types from the start
+// return the saved state of a context that has these types from the start
 state_parts state_like(side & s, const session_params & sp, const cell_types & types) {
     session c(s, session_with_types(sp, types), "like");
     c.fill(1);
     return kv_check_state_of(s, sp, c);
 }
 
-// a change that a context with these cells supports, and the state of a context with its types from the start
+// a change that the context supports, and the state of a context that has the new types from the start
 struct retype_step {
     cell_types  to;
     state_parts like;
@@ -83,14 +83,15 @@ void must_refuse(side & s, session & c, const cell_types & to) {
     s.out.value("refused", 1);
 }
 
-// upstream checks the size of a head only with flash attention, and computes something else without it
+// return true if a head consists of whole blocks of the type. Upstream checks that only with flash attention. Without it,
+// upstream computes something else
 bool is_head_whole(const side & s, ggml_type type_k) {
     char val[32];
     const int32_t n = llama_model_meta_val_str(s.model, (s.arch + ".attention.key_length").c_str(), val, sizeof(val));
     return n <= 0 || atoll(val) % ggml_blck_size(type_k) == 0;
 }
 
-// call f for each chain that this model supports with a context of this kind, and check that the others are refused
+// call f for each chain of types that a context of this model supports. Check that other changes are refused
 void for_each_chain(side & s, const session_params & sp, const std::function<void(const session_params &, const std::vector<retype_step> &, const std::string &)> & f) {
     if (s.is_recurrent) {
         session c(s, sp, "recurrent");
@@ -98,7 +99,8 @@ void for_each_chain(side & s, const session_params & sp, const std::function<voi
         throw check_skipped("the model has only recurrent state, without cells");
     }
     {
-        // as long as any of these checks: an earlier failure of the model is upstream's
+        // fill as many cells as any of these checks, without a change of types. If the model fails here, this is a failure of
+        // upstream
         session c(s, sp, "long");
         c.fill(1);
         if (s.params.fallback) {
@@ -120,7 +122,7 @@ void for_each_chain(side & s, const session_params & sp, const std::function<voi
         std::vector<retype_step> steps;
         for (size_t i = 1; i < chain.size(); ++i) {
             if (chain[i] == (steps.empty() ? chain.front() : steps.back().to)) {
-                continue; // the intermediate types are impossible: no change
+                continue; // the step to these types was refused before, so there is no change to make
             }
             if (is_head_whole(s, chain[i].k) && session_can_create(s, session_with_types(sp, chain[i]))) {
                 steps.push_back({ chain[i], state_like(s, sp, chain[i]) });
@@ -146,7 +148,7 @@ void must_be(const session & c, const cell_types & types) {
     }
 }
 
-// compare a state with the reference. if another basis explains a difference, report it
+// compare a state with the reference. If it differs, report whether another basis explains the difference
 void must_equal(const state_parts & before, const retype_step & step, const std::vector<uint8_t> & after, const std::string & what) {
     const std::string diff = state_difference(state_convert(before, step.like, step.to), after);
     if (diff.empty()) {
@@ -164,7 +166,7 @@ void must_equal(const state_parts & before, const retype_step & step, const std:
 void retype(side & s, const session_params & sp, session & c, const retype_step & step, const std::string & what) {
     const auto before = kv_check_state_of(s, sp, c);
 
-    llama_set_abort_callback(c.ctx, [](void *) { return true; }, nullptr); // no callback may interrupt the change
+    llama_set_abort_callback(c.ctx, [](void *) { return true; }, nullptr); // a change must not be interrupted by the callback
     const int32_t rc = c.retype(step.to);
     llama_set_abort_callback(c.ctx, nullptr, nullptr);
 
@@ -177,7 +179,7 @@ void retype(side & s, const session_params & sp, session & c, const retype_step 
     s.out.blob(what + " to " + to_string(step.to), after);
 }
 
-// create sequences of different lengths, with holes if the model supports them
+// create sequences of different lengths, and with holes if the model supports them
 void fill_unevenly(side & s, session & c, uint32_t n) {
     const bool few = s.params.fallback || c.n_seqs() > 1;
     c.fill(few ? n/2 : n);
@@ -207,7 +209,8 @@ static void kv_check_retype_bits(side & s) {
     });
 }
 
-// change types after a shift, and during a pending shift: the rotation of positions precedes that of the basis
+// change types after a K-shift, and while a K-shift is pending. A pending shift must be made before the cells are rotated to
+// another basis
 static void kv_check_retype_shift(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         session c(s, sp, name + ".done");
@@ -224,8 +227,8 @@ static void kv_check_retype_shift(side & s) {
             c.generate(2);
         }
 
-        // the result of a pending shift is visible after a batch, whose token is removed again. A window or a recurrent
-        // state would keep a trace
+        // The result of a pending shift is only visible after a batch, whose token is then removed. Models with a window or a
+        // recurrent state cannot remove it without a trace.
         if (s.is_hybrid || llama_model_n_swa(s.model) > 0) {
             return;
         }
@@ -247,13 +250,13 @@ static void kv_check_retype_shift(side & s) {
     });
 }
 
-// continue the sequences: like a context with the types from the start and the same cells
+// continue the sequences. The answers equal those of a context that has the types from the start and the same cells
 static void kv_check_retype_generate(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         session c(s, sp, name);
         c.fill(n_cells_of(s, 220));
 
-        // the answer of a context with the same cells from the start
+        // compare the next answer with that of a context that has the same cells from the start
         const auto answers_as_restored = [&](const cell_types & types) {
             session d(s, session_with_types(sp, types), name + ".restored");
             if (d.state_set(c.state_get()) == 0) {
@@ -265,7 +268,8 @@ static void kv_check_retype_generate(side & s) {
             }
             return c.logits() == d.logits();
         };
-        // except if restored cells have another order, as after a window has wrapped around
+        // the answers can differ even without a change, if restored cells have another order, for example after a window has
+        // wrapped around
         const bool is_exact = answers_as_restored(sp.types);
         for (const auto & step : steps) {
             retype(s, sp, c, step, name);
@@ -274,7 +278,7 @@ static void kv_check_retype_generate(side & s) {
             }
         }
 
-        // across a growth, and with rows used before the change: their old content must be invisible
+        // continue across a growth, and with rows that were used before the change. Their old content must not be visible
         c.fill(n_cells_of(s, 320) - 220);
         for (uint32_t seq = 0; seq < c.n_seqs(); ++seq) {
             const llama_pos end = c.past((llama_seq_id) seq);
@@ -291,8 +295,8 @@ static void kv_check_retype_generate(side & s) {
     });
 }
 
-// a state from before the change is converted when it is read, and so is a state from after the change if read with the
-// old types
+// restore states with other types. A state that was saved before the change is converted when it is read. So is a state that was
+// saved after the change and is read with the old types
 static void kv_check_retype_restore(side & s) {
     session_params sp = kv_check_base(s);
     if (sp.n_seqs == 1) {
@@ -311,7 +315,7 @@ static void kv_check_retype_restore(side & s) {
 
         const auto restore = [&](session & to, const state_parts & state, const retype_step & change, const std::string & what) {
             session native(s, session_with_types(sp, change.to), name + ", not converted");
-            to.fill_seq(0, 1); // an old graph must not be reused
+            to.fill_seq(0, 1); // the graph of this batch must not be reused
             native.state_set(state_convert(state, change.like, change.to).data);
             to.state_set(state.data);
             must_equal(state, change, to.state_get(), name + what);
@@ -330,7 +334,8 @@ static void kv_check_retype_restore(side & s) {
         restore(d, after, back, ", restored elsewhere");
         restore(d, after, back, ", restored again");
 
-        // between the cells of other sequences. a window would forget some of these, and recurrent states have no cells
+        // Restore a state between the cells of other sequences. A window would drop some of these cells, and recurrent states
+        // have no cells.
         if (s.is_hybrid || llama_model_n_swa(s.model) > 0) {
             return;
         }
@@ -347,7 +352,7 @@ static void kv_check_retype_restore(side & s) {
     });
 }
 
-// a growth after the change gives the same result as the change after the growth
+// check that a growth after the change gives the same result as a change after the growth
 static void kv_check_retype_grow(side & s) {
     session_params sp = kv_check_base(s);
     if (sp.n_seqs == 1) {
@@ -390,8 +395,8 @@ static void kv_check_retype_grow(side & s) {
 
 namespace {
 
-// errors of the logits against those of an f16 cache. the median over the rows counts: a few rows with nearly tied
-// attention dominate every mean, and differ between roundings
+// errors of the logits in comparison to an f16 cache, as the median over the rows
+// The median is used because a few rows with nearly tied attention dominate every mean, and differ between roundings.
 struct error {
     double rms = 0.0;
     double kl  = 0.0; // Kullback-Leibler divergence
@@ -440,14 +445,14 @@ error error_of(const std::vector<float> & is, const std::vector<float> & expecte
     return { median(rms), median(kl) };
 }
 
-// 1 if both are 0, for example if a type represents all values of the other
+// return a/b. The result is 1 if both are 0, for example if a type represents all values of the other type
 double ratio(double a, double b) {
     return a == b ? 1.0 : a/b;
 }
 
-constexpr double kl_slack = 1e-9; // toys have 1e-8
+constexpr double kl_slack = 1e-9; // toy models have a divergence of about 1e-8
 
-// return the answers of a context to the same tokens, after each of some prompts and f
+// return the answers of a context to some prompts. f changes the context after each prompt
 std::vector<float> answers(side & s, const session_params & sp, const std::string & name, const std::function<void(session &)> & f) {
     std::vector<float> res;
     for (uint32_t i = 0; i < (s.params.quick ? 2u : 4u); ++i) {
@@ -466,10 +471,11 @@ void nothing(session &) {
 
 } // namespace
 
-// test the reference itself: over converted cells, a model answers as well as with that type from the start, and in any
-// other basis it does not. nothing here changes the types of a context
+// test the reference itself, without changing the types of a context
+// With cells that the reference has converted, a model answers as well as with this type from the start. With cells in another
+// basis, it does not.
 static void kv_check_retype_basis(side & s) {
-    // error with another basis divided by the error with the right one, maximum over all chains
+    // for each wrong basis: its error divided by the error with the right basis, maximum over all chains
     std::map<std::string, double> worst;
 
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
@@ -513,15 +519,15 @@ static void kv_check_retype_basis(side & s) {
         }
     });
     for (const auto & basis : worst) {
-        // 1: it belongs to keys without effect on the answer, like those of an indexer that selects all cells (see
-        // --override)
+        // A ratio of 1 means that the basis has no effect on the answer. This is the case for the keys of an indexer that selects
+        // all cells anyway (see --override).
         if (basis.second != 1.0 && !(basis.second > 1.5)) {
             throw check_failed("another basis (" + basis.first + ") gives " + std::to_string(basis.second) + " times the error at most: the right basis cannot be determined");
         }
     }
 }
 
-// check that a changed context is as close to f16 as a context that has the type from the start
+// check that a context after a change is as close to f16 as a context that has the type from the start
 static void kv_check_retype_quality(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         const retype_step & step = steps.front();
@@ -546,8 +552,8 @@ static void kv_check_retype_quality(side & s) {
     });
 }
 
-// let the device fail during a change, in a library broken for this test: until a sequence is removed, it cannot
-// continue as if its cells existed
+// test a device that fails during a change. The library was broken for this test
+// Until a sequence is removed, it must not continue as if its cells still existed.
 static void kv_check_lost(side & s) {
     const struct {
         const char * what;
@@ -590,8 +596,8 @@ static void kv_check_lost(side & s) {
     }
 }
 
-// the device has no kernel that writes such cells (--fake-device MIB,KIB,f16): the change is refused. a context cannot
-// be created so
+// check that a change is refused if the device has no kernel that writes such cells (--fake-device MIB,KIB,f16)
+// A context with these types could not be created either.
 static void kv_check_no_kernel(side & s) {
     session c(s, kv_check_base(s), "no-kernel");
     c.fill(kv_check_n_fill(s.params));
@@ -606,7 +612,7 @@ static void kv_check_no_kernel(side & s) {
     c.generate(2);
 }
 
-// let an allocation fail (--fail): either all has changed or nothing, and the context continues
+// let an allocation fail (--fail). Then either everything has changed or nothing, and the context continues
 static void kv_check_retype_fail(side & s) {
     if (s.params.fail.empty() && s.params.limit_mib == 0) {
         throw check_skipped("no failing allocation is requested (--fail, --limit)");

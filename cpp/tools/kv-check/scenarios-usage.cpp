@@ -1,4 +1,4 @@
-// The memory of sequences after random operations: llama_memory_seq_usage().
+// Check of the memory of sequences after random operations: llama_memory_seq_usage().
 
 #include "scenarios.h"
 
@@ -17,7 +17,7 @@ std::vector<llama_seq_usage> usages(const session & c) {
     return res;
 }
 
-// only on the dynamic side: a failure of both sides would count as unsupported by the model
+// fail only with the dynamic cache. If the static run failed, too, the report would say that the model does not support the check
 void expect(const side & s, bool ok, uint32_t i, llama_seq_id seq, const std::string & what) {
     if (!ok && s.dynamic) {
         throw check_failed("after operation " + std::to_string(i) + ", sequence " + std::to_string(seq) + ": " + what);
@@ -56,12 +56,12 @@ void record(side & s, uint32_t i, const std::vector<llama_seq_usage> & all) {
     }
 }
 
-// draw numbers that do not depend on the standard library's distributions
+// return a random number below n. The distributions of the standard library would differ between systems
 uint32_t below(std::mt19937 & rng, uint32_t n) {
     return (uint32_t) (rng() % n);
 }
 
-// copy all tokens of another sequence: into its own cells, or sharing the same cells
+// copy all tokens of a sequence. Both sequences then share cells, or the copy has cells of its own
 void copy(const side & s, session & c, uint32_t i, llama_seq_id src, llama_seq_id dst) {
     c.rm(dst, -1, -1);
     const size_t used = llama_get_memory_usage(c.ctx).used;
@@ -88,7 +88,7 @@ void operation(const side & s, session & c, const session_params & sp, std::mt19
     } else if (what < 110) {
         c.fill(sp.n_seqs, false);
     } else if (what < 140) {
-        c.rm(seq, std::max(0, c.past(seq) - 1 - (llama_pos) below(rng, 3)), -1); // not beyond the memory of a window
+        c.rm(seq, std::max(0, c.past(seq) - 1 - (llama_pos) below(rng, 3)), -1); // not more than a window remembers
     } else if (what < 150) {
         c.rm(seq, -1, -1);
     } else if (what < 198) {
@@ -107,7 +107,7 @@ void run(side & s, const session_params & sp) {
 
     std::mt19937 rng(s.params.seed);
 
-    c.fill(sp.unified ? 320 : 80); // more cells than the start size of a stream
+    c.fill(sp.unified ? 320 : 80); // more cells than a stream has at the start
 
     for (uint32_t i = 0; i < n; ++i) {
         operation(s, c, sp, rng, i);
@@ -129,7 +129,7 @@ void run(side & s, const session_params & sp) {
 void kv_check_usage(side & s) {
     session_params sp = kv_check_base(s);
 
-    // both kinds, unless the command line selects one
+    // test unified caches and streams, unless the command line selects one
     const bool any = s.params.n_seqs == 1;
 
     sp.n_seqs = std::max(sp.n_seqs, 4u);

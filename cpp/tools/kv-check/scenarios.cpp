@@ -18,7 +18,7 @@ uint32_t kv_check_n_fill(const kv_check_params & params) {
 
     uint32_t res = params.n_fill > 0 ? params.n_fill : params.quick ? 330 : n_streams > 1 ? 560 : 1100;
     if (params.n_ctx > 0 && params.n_fill == 0) {
-        res = std::min(res, params.n_ctx/n_streams > 600 ? params.n_ctx/n_streams - 250 : 350); // some checks add to it
+        res = std::min(res, params.n_ctx/n_streams > 600 ? params.n_ctx/n_streams - 250 : 350); // leaves room, because some checks add cells
     }
     return res;
 }
@@ -28,20 +28,20 @@ uint32_t kv_check_n_cells(const kv_check_params & params) {
     if (params.n_ctx > 0) {
         return params.n_ctx/n_streams;
     }
-    return 256*((kv_check_n_fill(params) + 255)/256 + 3); // room for tokens that some checks decode after the fill
+    return 256*((kv_check_n_fill(params) + 255)/256 + 3); // leaves room for tokens that some checks decode after the fill
 }
 
-// return the cells to fill if n would suffice: fewer in a quick run, and for a model without cells
+// return the number of cells to fill for a check that needs n. It is smaller in a quick run, and for a model without cells
 static uint32_t at_most(const side & s, uint32_t n) {
     return std::min(n, s.is_recurrent ? 330 : kv_check_n_fill(s.params));
 }
 
-// the same, minus the tokens that the check adds; at least some of a small --fill
+// return at_most() less the tokens that the check adds later, so that a small --fill still leaves some tokens
 static uint32_t at_most_but(const side & s, uint32_t n, uint32_t n_added) {
     return std::max(at_most(s, n), n_added + 10) - n_added;
 }
 
-// return the powers of two at which a cache that starts with 256 cells and doubles must grow
+// return the sizes at which a cache must grow that starts with 256 cells and doubles
 static std::vector<uint32_t> boundaries(const side & s) {
     std::vector<uint32_t> res;
     for (uint32_t b = 256; b + 8 <= at_most(s, UINT32_MAX); b *= 2) {
@@ -65,7 +65,7 @@ static state_shape shape_of(const side & s, const session_params & sp) {
     res.arch   = s.arch;
     res.hybrid = s.is_hybrid;
     res.seqs   = sp.n_seqs;
-    res.cells  = llama_model_n_swa(s.model) > 0 ? UINT32_MAX : sp.n_cells; // a window may have more, for its batch
+    res.cells  = llama_model_n_swa(s.model) > 0 ? UINT32_MAX : sp.n_cells; // a window can have more cells than the context, because of its batch
     return res;
 }
 
@@ -77,7 +77,8 @@ static session_params base(const side & s) {
     return kv_check_base(s);
 }
 
-// return parameters with at least n sequences; if the command line has one, unified decides whether they share a stream
+// return parameters with at least n sequences
+// unified: whether they share a stream. it is ignored if the command line has several sequences
 static session_params multi(const side & s, uint32_t n, bool unified) {
     session_params res = base(s);
     res.n_seqs = std::max(res.n_seqs, n);
@@ -87,7 +88,7 @@ static session_params multi(const side & s, uint32_t n, bool unified) {
     return res;
 }
 
-// both kinds, unless the command line selects one
+// return whether to test a unified cache, streams, or both, depending on the command line
 static std::vector<bool> stream_kinds(const side & s) {
     if (s.params.n_seqs == 1 && !s.params.quick) {
         return { true, false };
@@ -110,7 +111,7 @@ static void check_prompt(side & s) {
     const auto     bounds = boundaries(s);
     const uint32_t n_fill = at_most(s, UINT32_MAX);
 
-    // batches that end one before, exactly at and one after each boundary
+    // decode batches that end one before, exactly at, and one after each boundary
     for (int delta = -1; delta <= 1; ++delta) {
         if (delta == 1 && s.params.quick) {
             continue;
@@ -128,7 +129,7 @@ static void check_prompt(side & s) {
         c.fill(n_fill - at);
     }
 
-    // all at once: one growth must provide the cells of the whole batch
+    // decode everything in one batch. One growth must provide all of its cells
     session c(s, base(s), "whole");
     c.fill(n_fill);
     c.generate(2);
@@ -138,7 +139,7 @@ static void check_prompt(side & s) {
     d.record_counted();
 }
 
-// batches whose results are not read before the next one: the device may still compute when the cache grows
+// decode batches whose results are not read before the next batch. So the device may still compute when the cache grows
 static void check_unread(side & s) {
     session c(s, base(s), "unread");
     for (uint32_t n = 0; n < at_most_but(s, UINT32_MAX, 80); n += 60) {
@@ -176,7 +177,7 @@ static void check_tail(side & s) {
         c.fill(round == 0 ? n : n/2);
         c.generate(4);
         for (uint32_t seq = 0; seq < c.n_seqs(); ++seq) {
-            // recurrent layers can roll back a few tokens, or none
+            // recurrent layers can roll back only a few tokens, or none
             const llama_pos half = c.past((llama_seq_id) seq)/2;
             if (!remove((llama_seq_id) seq, half) && !remove((llama_seq_id) seq, 2)) {
                 c.rm((llama_seq_id) seq, -1, -1);
@@ -200,7 +201,7 @@ static void check_copy(side & s) {
         // a model that supports only 256 positions needs several sequences to fill the cache
         const bool few = s.params.fallback;
 
-        // a copy while small, and the growth in the next decode: the copy may still be pending
+        // copy while the cache is small, and grow in the next decode, when the copy may still be pending
         {
             session c(s, sp, std::string("early.") + kind_name(unified));
             c.fill_seq(a, 100);
@@ -210,9 +211,9 @@ static void check_copy(side & s) {
             c.fill_seq(a, 20);
             c.fill(few ? 40 : 20);
         }
-        // a copy after a growth, then both continue
-        // a sliding window cannot drop cells that two sequences share: some of these decodes find no room, on both
-        // sides
+        // copy after a growth, and continue both sequences
+        // A sliding window cannot drop cells that two sequences share. So some of these decodes find no room, with both kinds of
+        // cache.
         {
             session c(s, sp, std::string("late.") + kind_name(unified));
             c.fill_seq(a, few ? 100 : 150);
@@ -225,7 +226,7 @@ static void check_copy(side & s) {
             c.rm(a, -1, -1);
             c.fill_seq(b, 15, false);
             if (sp.unified && !s.is_recurrent && !s.is_hybrid) {
-                // a part of a sequence, which only works within a stream
+                // copy a part of a sequence, which is only possible within a stream
                 c.cp(b, a, 0, 40);
                 c.fill_seq(a, 5, false);
                 c.fill_seq(b, 5, false);
@@ -235,8 +236,8 @@ static void check_copy(side & s) {
 }
 
 #ifndef _WIN32
-// return true if f returns. f runs in a child process, because upstream's asserts end it, and must not compute anything
-// there
+// return true if f returns. f runs in a child process, because a failed assertion of upstream ends the process. f must not
+// compute anything there, because devices do not survive a fork()
 template <typename F>
 static bool survives(F && f) {
     fflush(nullptr);
@@ -260,7 +261,8 @@ static bool survives(F && f) {
 }
 #endif
 
-// streams can only be copied as a whole, whose definition must not depend on the size
+// check the copy of a part of a stream. Upstream only supports copies of whole streams, and the size of a dynamic stream must not
+// change what "whole" means
 #ifdef _WIN32
 [[noreturn]] static void check_copy_part(side &) {
     throw check_skipped("needs fork()");
@@ -296,16 +298,16 @@ static void check_keep(side & s) {
     }
 }
 
-// streams that are read together up to the longest one, in batches of one stream and of all
+// check streams of different lengths. A batch reads all of its streams up to the end of the longest one
 static void check_uneven(side & s) {
     for (bool unified : stream_kinds(s)) {
         session c(s, multi(s, 3, unified), std::string("uneven.") + kind_name(unified));
 
-        const uint32_t n = unified ? 320/c.n_seqs() : 320; // cells of a stream, like the other checks
+        const uint32_t n = unified ? 320/c.n_seqs() : 320; // cells of a stream, as in other checks
 
         c.fill_seq(0, n);
 
-        // a copy to another stream waits for the next batch, and a state is read before it
+        // a copy to another stream waits for the next batch. A state that is read before that must contain the copy
         c.cp(0, 1);
         c.state_seq_get(1);
         c.generate(2);
@@ -327,7 +329,7 @@ static void check_fragmented(side & s) {
     const auto data = c.state_seq_get(1);
     c.rm(1, -1, -1);
     c.fill_seq(0, 60);  // into the holes
-    c.fill_seq(2, 140); // after them
+    c.fill_seq(2, 140); // after the holes
     if (c.state_seq_set(1, data) != 0) {
         c.generate(6);
         c.fill(60);
@@ -343,7 +345,7 @@ static void check_clear(side & s) {
     for (bool data : { false, true }) {
         c.clear(data);
 
-        // in place, unused memory is freed
+        // in place, memory that is not used any more must be freed
         const llama_memory_usage usage = llama_get_memory_usage(c.ctx);
         if (data && usage.n_grow > 0 && usage.n_bytes_copied == 0 && usage.committed > n_start) {
             throw check_failed(std::to_string(usage.committed - n_start) + " bytes stay committed after a clear");
@@ -359,7 +361,7 @@ static void check_clear(side & s) {
 
 // free cells in the middle and at the end, and use them again
 static void check_shrink(side & s) {
-    // enough cells for a shrink, also in a quick run; four short sequences if a model supports only 256 positions
+    // use enough cells for a shrink, even in a quick run. If the model supports only 256 positions, there are four short sequences
     const uint32_t n = s.is_recurrent ? 330 : s.params.fallback ? 560 : 900;
 
     for (bool unified : stream_kinds(s)) {
@@ -369,35 +371,35 @@ static void check_shrink(side & s) {
         session c(s, sp, std::string("shrink.") + kind_name(unified));
         const llama_seq_id last = (llama_seq_id) sp.n_seqs - 1;
 
-        // one sequence after the other, so that each is a contiguous run of cells
+        // fill one sequence after the other, so that each has adjacent cells
         c.fill(n);
 
-        // a hole in the middle, or a stream
+        // free a run of cells in the middle, or a stream
         c.rm(1, -1, -1);
         c.generate(3);
 
-        // the end
+        // free the last cells
         c.rm(last, -1, -1);
         c.generate(3);
 
-        // a copy that waits for the next batch, of cells that are freed before
+        // copy a stream, and free its cells before the copy is made
         c.cp(0, last);
         c.rm(0, -1, -1);
         c.generate(2);
 
-        // into the freed cells, and after them
+        // use the freed cells again, and more cells after them
         c.salt(1);
         c.fill(n/4);
         c.generate(3);
 
-        // a shift with holes
+        // shift positions while there are holes
         if (!s.is_recurrent && c.can_shift("holes")) {
             c.rm(1, -1, -1);
             c.shift(4, 40);
             c.generate(2);
         }
 
-        // all except one, then all
+        // free all sequences except one, and then all
         c.keep(last);
         c.generate(2);
         c.clear(false);
@@ -409,13 +411,15 @@ static void check_shrink(side & s) {
         }
         c.fill(n);
         c.generate(2);
-        // do not compare the state: it has rows that the model never writes nor reads (the indexer of MSA in a unified
-        // cache). in a static cache, the shift turns their 0 into -0; freed and used again, they are 0
+        // The state is not compared, because it contains rows that the model never writes or reads (the indexer of MSA in a
+        // unified cache). In a static cache, the shift changes their 0 to -0. In a dynamic cache, rows that were freed and used
+        // again are 0.
     }
 }
 
-// by copy: start with all rows, free some, and grow again to less than all rows. a graph can read its size from either of two
-// caches, so both must have the same number of rows, even if they use different numbers
+// by copy: start with all rows, free some, and grow again to fewer than all rows
+// A graph can read its size from either of two caches. So both must have the same number of rows, even if they use different
+// numbers of rows.
 static void check_shrink_full(side & s) {
     session_params sp = multi(s, 2, true);
     sp.n_cells = 5632;
@@ -424,7 +428,7 @@ static void check_shrink_full(side & s) {
     for (const uint32_t n : { 200, 200, 600, 500 }) { // 512 to 2816 rows
         c.fill_seq(0, n);
     }
-    c.fill_seq(1, 1100); // all of them
+    c.fill_seq(1, 1100); // all rows exist
     c.fill_seq(1, 1000);
     c.rm(1, -1, -1);
     c.fill_seq(0, 1100);
@@ -438,7 +442,7 @@ static void check_shrink_full(side & s) {
 static void check_shift(side & s) {
     session_params sp = base(s);
 
-    // the answer must not depend on the size
+    // the result of can_shift() must not depend on the size
     session c(s, sp, "grown");
     const bool ok = c.can_shift("at creation");
     c.fill(100);
@@ -456,7 +460,7 @@ static void check_shift(side & s) {
     c.shift(0, n_each/4);
     c.fill(100);
 
-    // a shift that is still pending when the batch needs a growth
+    // a shift is still pending when the batch needs a growth
     session d(s, sp, "pending");
     d.fill(250);
     d.shift(2, 8);
@@ -467,7 +471,7 @@ static void check_shift(side & s) {
         return;
     }
 
-    // full, shifted, full again, like generation without end
+    // fill the cache, shift, and fill again, as in a generation without end
     sp.n_cells = std::min<uint32_t>(sp.n_cells, 512);
     session e(s, sp, "endless");
     e.fill(sp.n_cells - 4);
@@ -516,7 +520,7 @@ static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
         a.fill(n_small);
         const auto small = a.state_get();
         if (from.n_streams() > 1) {
-            // uneven: the first stream fits without a growth, the second stream must grow
+            // sequences of different lengths: the first stream fits without a growth, the second stream must grow
             a.fill_seq(1, n_big - n_small);
         } else {
             a.fill(n_big - n_small);
@@ -525,7 +529,7 @@ static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
         s.out.blob("a." + kind + ".small", small);
         s.out.blob("a." + kind + ".big",   big);
 
-        // into a fresh context, then continue in both
+        // restore into a new context, and continue in both contexts
         session b(s, into, "b." + kind);
         if (b.state_set(big) == 0) {
             throw check_failed("llama_state_set_data() returned 0: " + s.last_error);
@@ -536,7 +540,7 @@ static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
         b.fill(40);
         b.record_state();
 
-        // into a context that has computed: an old graph must not be reused
+        // restore into a context that has computed before. Its old graph must not be reused
         session c(s, into, "c." + kind);
         c.generate(3);
         c.state_set(small);
@@ -547,7 +551,7 @@ static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
         c.generate(3);
         c.record_state();
 
-        // the storage moves between two graphs of one size
+        // let the storage move between two graphs of the same size
         session d(s, into, "d." + kind);
         d.generate(3);
         d.state_set(big);
@@ -572,12 +576,12 @@ static void check_state_seq(side & s) {
         const auto data = a.state_seq_get(0);
         s.out.blob("a." + kind + ".seq", data);
 
-        // into another sequence of the same context, which may need a growth
+        // restore into another sequence of the same context, which may need a growth
         a.state_seq_set(last, data);
         a.generate(4);
         a.fill(100);
 
-        // into a fresh context, then the large state into one that has computed
+        // restore into a new context, and then restore the large state into a context that has computed before
         const auto large = a.state_seq_get(last);
         s.out.blob("a." + kind + ".large", large);
         session b(s, sp, "b." + kind);
@@ -588,8 +592,7 @@ static void check_state_seq(side & s) {
         b.generate(3);
         b.fill(60);
 
-        // a copy of a stream waits for the next batch, of cells that are already free, when a state makes the cache
-        // grow
+        // restore a state that makes the cache grow, while a copy of a stream is pending whose source cells are already free
         if (!s.params.fallback) {
             session c(s, multi(s, 3, unified), "c." + kind);
             c.fill_seq(0, 200);
@@ -618,7 +621,7 @@ static void check_state_file(side & s) {
     b.fill(120);
 }
 
-// a state that is larger than the maximum is refused, like in a static cache of that size
+// check that a state is refused if it is larger than the maximum, as in a static cache of that size
 static void check_state_refuse(side & s) {
     session_params large = base(s);
     large.n_cells = 768;
@@ -651,12 +654,12 @@ static void check_state_device(side & s) {
     session c(s, base(s), "device");
     c.fill(200);
     const auto data = c.state_seq_get(0, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
-    c.fill(150); // grows: saved pointers must not refer to freed memory
+    c.fill(150); // this grows the cache. saved pointers must not refer to freed memory
     c.state_seq_set(0, data, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
     c.generate(4);
     c.fill(100);
 
-    // the same rows are saved again after they have moved
+    // save the same rows again after they have moved
     session d(s, base(s), "again");
     d.fill(200);
     d.state_seq_get(0, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
@@ -691,11 +694,11 @@ static void check_full(side & s) {
         }
     }
     c.fill(5, false);
-    c.fill(1024, false); // the capacity of an empty context
+    c.fill(1024, false); // fills the whole context
     c.fill(3, false);
 }
 
-// the scenarios of the linked layers
+// the checks of the layers that are linked
 static std::vector<kv_check_scenario> & table() {
     static std::vector<kv_check_scenario> res = {
         { "prompt",             check_prompt,             "prompt" },

@@ -10,39 +10,39 @@
 struct kv_check_scenario {
     const char * name;
 
-    // runs on one side and throws check_failed or check_skipped
+    // run the check with the static or the dynamic cache. throws check_failed or check_skipped
     void (*run)(side & s);
 
-    // the check whose static run is the reference of this check's dynamic run: saving and restoring is one computation
-    // for a static cache, and three for a dynamic one
+    // name of another check whose static run is compared with the dynamic run of this check. null: this check itself
+    // A static cache computes the same with and without saving and restoring, so one static run is the reference of three checks.
     const char * reference;
 
-    bool is_default = true; // runs without being named
+    bool is_default = true; // the check runs even if the command line does not name it
 };
 
-// add scenarios at the start of the program. their file may be missing, because it belongs to another layer
+// adds scenarios at the start of the program, so that no list names the source files, which a tree may lack
 struct kv_check_registration {
     explicit kv_check_registration(std::initializer_list<kv_check_scenario> scenarios);
 };
 
 const std::vector<kv_check_scenario> & kv_check_scenarios();
 
-// return the scenario, or nullptr if the name is unknown
+// return the scenario with this name. The result is nullptr if the name is unknown
 const kv_check_scenario * kv_check_find_scenario(const std::string & name);
 
-// return true for the checks that "retype" includes: they change the types of the cells
+// return true if the check belongs to the group "retype", whose checks change the types of the cells
 bool kv_check_is_retype(const std::string & name);
 
-// return true if the check runs by default: false for a check that needs as long as all others together
+// return true if the check runs by default. It does not if it takes as long as all other checks together
 bool kv_check_is_default(const std::string & name);
 
-// create the context of the command line
+// return the parameters of the context that the command line describes
 session_params kv_check_base(const side & s);
 
-// return its saved state, split into parts
+// return the saved state of a context, split into parts
 state_parts kv_check_state_of(const side & s, const session_params & sp, session & c);
 
-// in separate files
+// checks that have source files of their own
 void kv_check_draft    (side & s);
 void kv_check_no_memory(side & s);
 void kv_check_pages    (side & s);
@@ -50,8 +50,8 @@ void kv_check_rows     (side & s);
 void kv_check_train    (side & s);
 void kv_check_usage    (side & s);
 
-// return the cells per stream that the long checks fill
+// return the number of cells per stream that the long checks fill
 uint32_t kv_check_n_fill(const kv_check_params & params);
 
-// return the cells per stream of the contexts of the long checks
+// return the number of cells per stream of the contexts of the long checks
 uint32_t kv_check_n_cells(const kv_check_params & params);

@@ -58,7 +58,7 @@ session::session(side & s, const session_params & sp, const std::string & name) 
     }
     s.first_context = false;
     if (s.params.self_ctx == 0) {
-        // a program sees the full size
+        // a program must see the full size of the context
         s.out.value(name + ".n_ctx",     llama_n_ctx(ctx));
         s.out.value(name + ".n_ctx_seq", llama_n_ctx_seq(ctx));
     }
@@ -92,7 +92,7 @@ llama_token session::token(llama_seq_id seq, llama_pos pos) const {
     return (llama_token) (x % s.n_vocab);
 }
 
-// an encoder-decoder model needs a run of its encoder before the first llama_decode()
+// run the encoder of an encoder-decoder model, which is needed before the first llama_decode()
 void session::encode() {
     if (!llama_model_has_encoder(s.model) || !llama_model_has_decoder(s.model)) {
         return;
@@ -120,7 +120,7 @@ void session::encode() {
 std::vector<llama_seq_id> session::next_order(uint32_t n) {
     std::vector<llama_seq_id> order;
     if (sp.unified) {
-        // long runs are sequential, like prompts; short runs alternate, like generation
+        // long runs are sequential, as in prompts. Short runs alternate between sequences, as in generation
         for (uint32_t i = 0; i < n; ++i) {
             order.push_back((llama_seq_id) ((turn + i) % sp.n_seqs));
         }
@@ -169,7 +169,7 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must, reco
         return 0;
     }
 
-    // a large vocabulary would need gigabytes of logits: compare some rows then, always the last
+    // with a large vocabulary, all logits would need gigabytes. Compare only some rows then, and always the last one
     const int32_t stride = 1 + (int32_t) (s.n_vocab/8192);
 
     std::vector<llama_pos> pos_next = n_past;
@@ -221,7 +221,7 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must, reco
 }
 
 void session::record_counted() {
-    // a context that waits within llama_decode() counts the batch there, with almost none of its time
+    // a context that waits within llama_decode() would count the tokens of the batch there, with almost none of its time
     s.out.value(name + ".tokens", llama_perf_context(ctx).n_p_eval);
 }
 
@@ -241,7 +241,7 @@ void session::record_rows(const std::string & label, int32_t rc, const std::vect
         }
         s.out.decode(label + ".embd", rc, rows, s.n_embd_out, data);
         if (pooled) {
-            return; // no logits exist then
+            return; // with pooling, there are no logits
         }
         data.clear();
     }

@@ -8,7 +8,7 @@
 #include <unistd.h>
 #endif
 
-// limit to mib more than now, 0: no limit
+// limit the address space to `mib` MiB more than now. 0: remove the limit
 static void set_limit(uint32_t mib) {
 #ifdef __linux__
     rlimit lim;

@@ -2,8 +2,9 @@
 
 #include "args.h"
 
-// while this object lives, allocations are counted and fail according to --fail (LLAMA_KV_DYNAMIC_FAIL in
-// llama-kv-fault.h), and --limit bounds the growth of the process's address space
+// while an object of this class exists, count allocations, and let them fail as --fail requires (see LLAMA_KV_DYNAMIC_FAIL in
+// llama-kv-fault.h)
+// --limit also limits the growth of the address space of the process.
 class short_of_memory {
   public:
     explicit short_of_memory(const kv_check_params & params, bool enabled = true);

@@ -40,7 +40,7 @@ FILE * trace_open_temp() {
 #endif
 }
 
-// fixed-size part of a record in the file; label, text and floats follow
+// the part of a record that has a fixed size. The label, the text and the floats follow
 struct trace_header {
     uint32_t kind;
     uint32_t n_label;
@@ -109,12 +109,12 @@ void trace_writer::measure(const std::string & label, double val) {
     rec.kind  = TRACE_MEASURE;
     rec.label = label;
     char text[64];
-    snprintf(text, sizeof(text), "%.9g", val); // std::to_string() prints a divergence of 1e-9 as 0
+    snprintf(text, sizeof(text), "%.9g", val); // std::to_string() would print a divergence of 1e-9 as 0
     rec.text = text;
     write(rec, nullptr);
 }
 
-// FNV-1a over 8 bytes at a time: fast enough for states of several GiB
+// return the FNV-1a hash over 8 bytes at a time, which is fast enough for states of several GiB
 static uint64_t hash_block(const uint8_t * data, size_t size) {
     uint64_t res = 0xcbf29ce484222325ull;
     size_t i = 0;
@@ -251,7 +251,7 @@ trace trace_read(FILE * file) {
         pos = end;
     }
 
-    // the next writer appends to the last whole record
+    // the next writer appends after the last complete record
     trace_fseek(file, pos, SEEK_SET);
 
     return res;

@@ -7,29 +7,30 @@
 #include <utility>
 #include <vector>
 
-// The steps of one side, in order, in a file: the side may die during any write, and the parent reads the file
-// afterwards.
+// The trace of a run with the static or with the dynamic cache: a file with one record per step, in order
+// The process that writes it may die at any time. The parent process reads the file after that.
 
 enum trace_kind : uint32_t {
     TRACE_MODEL,   // label: key, text: value
     TRACE_BEGIN,   // label: name of the check
-    TRACE_DECODE,  // a = return code, rows x cols floats
+    TRACE_DECODE,  // a = return code of llama_decode(), and rows x cols floats
     TRACE_VALUE,   // a = the value
-    TRACE_BLOB,    // a = number of bytes, text: a 64-bit hash for each block of trace_blob_block bytes
-    TRACE_GROWTH,  // a, b = cells before and after; fewer after a shrink
+    TRACE_BLOB,    // a = number of bytes, text: a 64-bit hash of each block of trace_blob_block bytes
+    TRACE_GROWTH,  // a, b = cells before and after. fewer cells after a shrink
     TRACE_START,   // a = cells at the start, text: kind of growth
     TRACE_KV_SIZE, // a = bytes of a KV buffer at creation
     TRACE_INJECTED, // an allocation failed on request
     TRACE_ERROR,   // text: the last logged error
     TRACE_NOTE,    // text: a log line of the dynamic cache
-    TRACE_SKIP,    // text: why the check does not apply
-    TRACE_FAIL,    // text: why the check could not continue
-    TRACE_LOST,    // the side was ended from outside (a timeout, no memory, a full disk), which proves nothing about the model
-    TRACE_MEASURE, // label: name, text: the measured value, which is not compared
-    // a = 1: from here on the static side also runs code of this series, so its failures are not upstream's; 0:
-    // upstream's only
+    TRACE_SKIP,    // text: reason why the check does not apply
+    TRACE_FAIL,    // text: reason why the check could not continue
+    TRACE_LOST,    // the process was ended from outside (timeout, no memory, full disk), which shows nothing about the model
+    TRACE_MEASURE, // label: name, text: measured value, which is not compared
+    // a = 1: from here on, a failure of the static run is a failure of this series. The reason is that the static run also
+    // executes code of this series, for example a change of types
+    // a = 0: a failure of the static run is a failure of upstream
     TRACE_OURS,
-    TRACE_END,     // the check was completed, after a microseconds
+    TRACE_END,     // the check was completed. a = its duration in microseconds
 };
 
 constexpr size_t trace_blob_block = 4096;
@@ -45,7 +46,7 @@ struct trace_record {
     int64_t     data = 0; // offset of the floats in the file
 };
 
-// create an empty temporary file without a name; nullptr on failure
+// create an empty temporary file without a name. The result is nullptr on failure
 FILE * trace_open_temp();
 
 // return a name for a temporary file of this process
@@ -53,7 +54,7 @@ std::string trace_temp_path(const std::string & what);
 
 class trace_writer {
   public:
-    // nullptr: record nothing
+    // file: nullptr means: record nothing
     explicit trace_writer(FILE * file) : file(file) {}
 
     void model (const std::string & key, const std::string & val);
@@ -72,7 +73,7 @@ class trace_writer {
 
 struct trace_check {
     std::string name;
-    std::vector<trace_record> steps; // decode, value and blob: the compared steps
+    std::vector<trace_record> steps; // steps that are compared: decode, value and blob
     std::vector<std::pair<int64_t, int64_t>> growths;
     std::vector<std::pair<std::string, double>> measured;
     std::string skip;
@@ -84,7 +85,7 @@ struct trace_check {
     bool    ours    = false;
 };
 
-// all results of one side
+// all results of the run with the static or with the dynamic cache
 struct trace {
     std::vector<std::pair<std::string, std::string>> model;
     std::vector<trace_check> checks;
@@ -92,8 +93,8 @@ struct trace {
     std::set<std::string> storages; // kinds of growth
     std::string load_error;
     int64_t cells_start  = 0;
-    int64_t kv_bytes     = 0; // of the first context
-    int64_t n_injected   = 0; // injected failures of allocations
+    int64_t kv_bytes     = 0; // bytes of the KV cache of the first context
+    int64_t n_injected   = 0; // number of allocations that failed on request
 
     FILE * file = nullptr;
 
@@ -104,5 +105,5 @@ struct trace {
     bool read_floats(const trace_record & rec, std::vector<float> & res) const;
 };
 
-// read from the start; a record that the writer's death truncated is skipped, and the next writer overwrites it
+// read a trace from its start. If its writer died while it wrote a record, skip this record. The next writer overwrites it
 trace trace_read(FILE * file);

@@ -12,10 +12,10 @@ struct cell_types {
     bool operator==(const cell_types & other) const { return k == other.k && v == other.v; }
 };
 
-// "q8_0" or "q8_0/f16"
+// return the types as "q8_0", or "q8_0/f16" if K and V differ
 std::string to_string(const cell_types & types);
 
-// parse values of command line options, for kv-check and kv-bench; return false if str is invalid
+// parse values of command line options, for kv-check and kv-bench. return false if the text is invalid
 
 bool parse_u32       (const char * str, uint32_t & res); // at most INT32_MAX
 bool parse_on_off    (const std::string & str, bool & res);
