@@ -1,8 +1,8 @@
-# unit tests of the dynamic KV cache, included by tools/kv-check
+# Unit tests of the dynamic KV cache. tools/kv-check includes this file
 
 set(KV_TESTS_DIR ${CMAKE_CURRENT_LIST_DIR})
 
-# a test of another layer can be missing
+# add a test, unless its source does not exist: it can belong to a layer that the tree lacks
 function(kv_test name)
     if (NOT EXISTS ${KV_TESTS_DIR}/test-kv-${name}.cpp)
         return()
@@ -15,20 +15,20 @@ function(kv_test name)
     add_test(NAME test-kv-${name} COMMAND test-kv-${name})
     set_property(TEST test-kv-${name} PROPERTY LABELS kvtool)
 
-    # what it is made of besides
+    # sources of the tested code
     target_sources(test-kv-${name} PRIVATE ${ARGN})
 endfunction()
 
-# of kv-check
+# tests of kv-check
 kv_test(reference ${KV_TESTS_DIR}/../tools/kv-check/reference.cpp ${KV_TESTS_DIR}/../tools/kv-check/values.cpp)
 
-# of llama-server
+# tests of llama-server
 kv_test(conversation-files ${KV_TESTS_DIR}/../tools/server/server-conversation-files.cpp)
 if (TARGET test-kv-conversation-files)
     target_link_libraries(test-kv-conversation-files PRIVATE vendor::hash)
 endif()
 
-# every type of K and V on a CPU, and rotations: not every upstream has the patches for them
+# tests of attention with every type of K and V on a CPU, and of the rotation. They need patches that a tree can lack
 file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cpu/ops.cpp has_flash_attn_types REGEX ggml_cpu_get_to_float)
 if (has_flash_attn_types)
     kv_test(flash-attn)
@@ -39,7 +39,7 @@ if (has_hadamard_vec)
     kv_test(hadamard)
 endif()
 
-# on Windows, what is tested has no names outside of a shared library
+# on Windows, functions of a shared library cannot be called from a test, because they are not exported
 if (NOT WIN32 OR NOT BUILD_SHARED_LIBS)
     kv_test(free)
     kv_test(growth)
@@ -48,15 +48,16 @@ if (NOT WIN32 OR NOT BUILD_SHARED_LIBS)
     kv_test(storage)
     kv_test(types)
 
-    # in place on a device
+    # test of storage in place on a fake device
     kv_test(storage-device ${KV_TESTS_DIR}/../tools/kv-check/fake-device.cpp)
 
-    # pages of a device: a tree without the layer of the device has no patch for them
+    # test of pages of devices. A tree without the layer `device` lacks the patch for them
     file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cuda/common.cuh has_pages REGEX GGML_CUDA_PAGES)
     if (has_pages)
         kv_test(device ${KV_TESTS_DIR}/../tools/kv-check/fake-device.cpp)
 
-        # with a driver of its own. where the real one is built, its functions have the same names
+        # test of CUDA's pages with a fake driver. Its functions have the same names as those of the real driver, so it is not
+        # built with the real one
         if (NOT GGML_CUDA AND NOT GGML_HIP AND NOT GGML_MUSA)
             kv_test(cuda)
             target_include_directories(test-kv-cuda PRIVATE ${PROJECT_SOURCE_DIR}/ggml/src)

@@ -1,6 +1,7 @@
 #pragma once
 
-// a cache on any kind of storage, for tests of their common behaviour. host memory stands for a device's, too
+// A cache on any kind of storage, for tests of the behaviour that all storages share. Host memory is also used in place of a
+// device's memory
 
 #include "../src/llama-kv-storage.h"
 
@@ -29,7 +30,7 @@ struct config {
     bool    v_trans;
     bool    has_v;
     int64_t n_stream;
-    bool    is_device = false; // the storage treats it as device memory
+    bool    is_device = false; // the storage treats the memory as device memory
 
     std::string name() const {
         return std::string(what == kind::fixed ? "fixed" : what == kind::copy ? "copy" : "in place") + (is_device ? " on a device" : "") + (v_trans ? " transposed" : "") +
@@ -66,7 +67,7 @@ struct cache {
         bufs.emplace_back(ggml_context_ptr(ctx), ggml_backend_buffer_ptr(buf));
     }
 
-    // f(name, tensor, transposed)
+    // call f(name, tensor, transposed) for K and V of each layer
     template <typename F>
     void each(F && f) {
         for (uint32_t il = 0; il < N_LAYER; ++il) {
@@ -77,7 +78,7 @@ struct cache {
         }
     }
 
-    // return the bytes of row i of stream s, which are scattered if the tensor is transposed
+    // return the bytes of row i of stream s. If the tensor is transposed, collect them from all strips
     static std::vector<char> row(const ggml_tensor * t, bool trans, int64_t s, int64_t i) {
         std::vector<char> res(ggml_row_size(t->type, N_EMBD));
         const size_t el = ggml_type_size(t->type);
@@ -118,7 +119,7 @@ struct cache {
         });
     }
 
-    // the rows in memory, tensor by tensor
+    // return the rows that are in use, tensor by tensor
     std::vector<std::vector<char>> rows(const std::vector<uint32_t> & n_used) {
         std::vector<std::vector<char>> res;
         each([&](int, ggml_tensor * t, bool trans) {

@@ -1,4 +1,5 @@
-// The files of conversations: what is read is what was written, whatever happens to the files and to the process that writes
+// Tests of the files of conversations: a file is read exactly as it was written or not at all, whatever happens to the files and
+// to the process that writes them
 
 #include "../tools/server/server-conversation-files.h"
 
@@ -31,7 +32,7 @@ static void warn(const std::string &) {
     n_warnings++;
 }
 
-// a directory that is removed at the end
+// a temporary directory, which the destructor removes
 struct directory {
     fs::path path;
 
@@ -58,7 +59,7 @@ static server_conversation_files::bytes bytes_of(const data & cur) {
     return { cur.data(), cur.size() };
 }
 
-// two parts whose content depends on the head
+// return two parts whose content depends on the head
 static std::vector<data> parts_of(const data & head) {
     return { noise(40000 + head[0]*16, head[0]), noise(head[0] % 3 == 0 ? 0 : 1000, head[0] + 1) };
 }
@@ -73,7 +74,7 @@ static std::string write(server_conversation_files & files, const data & head) {
 static int n_read(server_conversation_files & files) {
     int res = 0;
 
-    const auto found = files.list(); // a copy: read() changes the list
+    const auto found = files.list(); // a copy, because read() changes the list
 
     for (const auto & [id, file] : found) {
         const auto & head = file.head;
@@ -182,7 +183,7 @@ static void test_damage() {
         } else if (i % 3 == 1) {
             cur[rng() % cur.size()] ^= 1 << rng() % 8;
         } else {
-            const size_t n = rng() % 64; // of the numbers and the head
+            const size_t n = rng() % 64; // a byte of the numbers or of the head
             cur[n] ^= 1 << rng() % 8;
         }
         set_content(dir.path / id, cur);
@@ -198,7 +199,7 @@ static void test_damage() {
         }
     }
 
-    // damaged after the head was read
+    // damage a file after its head was read
     set_content(dir.path / id, whole);
     server_conversation_files files(dir.path.string(), 1, 0, warn);
     check_eq("files", 1, files.list().size());
@@ -207,7 +208,7 @@ static void test_damage() {
     fs::remove(dir.path / id);
     check(files.read(id).empty() && files.list().empty(), "a file that is gone is not found");
 
-    // what is no file of a conversation stays
+    // files that are not conversations must stay
     set_content(dir.path / "letter.txt", whole);
     fs::create_directory(dir.path / ("0000000000000001-0000000000000001.conversation"));
     check_eq("files", 0, files.list().size());
@@ -226,7 +227,7 @@ static void test_no_room() {
         server_conversation_files files(dir.path.string(), 1, 0, warn);
         check(!write(files, { 1 }).empty(), "a file is written");
 
-        // a full disk: no file can have more than 30000 bytes
+        // imitate a full disk: no file can have more than 30000 bytes
         signal(SIGXFSZ, SIG_IGN);
         const rlimit limit = { 30000, 30000 };
         setrlimit(RLIMIT_FSIZE, &limit);
@@ -245,7 +246,8 @@ static void test_no_room() {
 
     n_warnings = 0;
     set_content(dir.path / "plain", { 1 });
-    server_conversation_files files((dir.path / "plain").string(), 1, 0, warn); // not a directory, also for the super-user
+    // a file instead of a directory, because even the super-user cannot write into it
+    server_conversation_files files((dir.path / "plain").string(), 1, 0, warn);
     check(write(files, { 1 }).empty() && files.list().empty(), "no file is written without a directory");
     check_eq("warnings", 1, n_warnings);
 }
@@ -284,7 +286,8 @@ static void test_two_processes() {
         pids.push_back(fork());
         if (pids.back() == 0) {
             n_failed = 0;
-            server_conversation_files files(dir.path.string(), 1 + p/2, 300000, warn); // two of one key, one of another key
+            // two processes have the same key, and others another key
+            server_conversation_files files(dir.path.string(), 1 + p/2, 300000, warn);
             std::mt19937 rng(p);
             int n = 0;
             for (int i = 0; i < 150; ++i) {

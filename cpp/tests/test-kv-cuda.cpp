@@ -1,5 +1,6 @@
-// unit tests of ggml/src/ggml-cuda/pages.cu with a fake driver that counts references, fails on request and knows busy
-// devices. test-kv-device.cpp tests a real driver
+// Unit tests of ggml/src/ggml-cuda/pages.cu with a fake driver, which counts references, fails on request, and knows which
+// devices are busy
+// test-kv-device.cpp tests real drivers.
 
 #include "ggml-backend-impl.h"
 #include "ggml-cpp.h"
@@ -20,7 +21,7 @@
 #include <vector>
 
 //
-// the used functions of the driver
+// the functions of the driver that pages.cu uses
 //
 
 enum cudaError_t { cudaSuccess, cudaErrorFake };
@@ -53,8 +54,8 @@ static const cudaStream_t cudaStreamPerThread = 2;
 
 static const size_t SIZE_PAGE = 4096;
 
-static const char FRESH = 0x55; // content of unwritten memory
-static const char GONE  = 0x66; // value of a read from unmapped memory
+static const char FRESH = 0x55; // content of memory that was not written yet
+static const char GONE  = 0x66; // value that a read of unmapped memory returns
 
 struct ggml_cuda_device_info {
     int device_count;
@@ -84,21 +85,21 @@ static struct {
         size_t size;
     };
 
-    std::map<char *, std::vector<char>>         ranges;   // reserved, and their visible content
+    std::map<char *, std::vector<char>>         ranges;   // reserved addresses, and the content that is visible there
     std::map<CUmemGenericAllocationHandle, int> handles;  // reference counts
-    std::map<char *, mapping>                   mappings; // one page each
+    std::map<char *, mapping>                   mappings; // mappings, each of one page
 
-    std::vector<fill> pending; // queued and not finished
+    std::vector<fill> pending; // writes that are queued and not finished
     std::set<int>     busy;    // devices with running work, which may use
     std::set<char *>  in_use;
 
     int device = -1; // the current device
 
-    std::set<int> unused; // devices without a context
+    std::set<int> unused; // devices on which this process has no context yet
 
-    size_t n_free = 1000; // pages
+    size_t n_free = 1000; // number of free pages
 
-    // fail the calls with these indices
+    // let the calls with the indices fail_first to fail_last fail
     int n_calls    = 0;
     int fail_first = std::numeric_limits<int>::max();
     int fail_last  = std::numeric_limits<int>::max();
@@ -119,7 +120,7 @@ static void fail_none() {
     fail_calls(std::numeric_limits<int>::max(), std::numeric_limits<int>::max());
 }
 
-// start work that may use all mapped memory
+// start work on some devices, which may use all memory that is mapped now
 static void run_on(const std::set<int> & devices) {
     g_driver.busy = devices;
     g_driver.in_use.clear();
@@ -197,7 +198,7 @@ static CUresult cuMemMap(CUdeviceptr addr, size_t size, size_t offset, CUmemGene
 
 static CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     const bool failed = fails();
-    unref(handle); // also on failure: the driver then loses the memory
+    unref(handle); // also if the call fails, because the driver then loses the memory
     return failed ? CUDA_ERROR_FAKE : CUDA_SUCCESS;
 }
 
@@ -297,7 +298,7 @@ static const char * cu_get_error_str(CUresult) {
 }
 
 //
-// the tested file, and its dependencies in ggml-cuda.cu
+// the tested file, and the parts of ggml-cuda.cu that it needs
 //
 
 #define GGML_CUDA_PAGES_FAKE
@@ -383,7 +384,7 @@ static char * base_of(ggml_backend_buffer_t buf) {
     return (char *) ggml_backend_buffer_get_base(buf);
 }
 
-// return the common byte of a page, if all of its bytes are equal
+// return the value of the bytes of a page. -1: the bytes differ
 static int value_of(ggml_backend_buffer_t buf, size_t i_page) {
     const char * page = base_of(buf) + i_page*SIZE_PAGE;
     return std::count(page, page + SIZE_PAGE, page[0]) == (std::ptrdiff_t) SIZE_PAGE ? page[0] : -1;
@@ -466,7 +467,7 @@ static void test_map() {
     check_nothing_left("map: freed while mapped and busy");
     check(g_driver.busy.empty(), "free: waits");
 
-    // devices with peer access
+    // test devices with access to each other's memory
     set_env("GGML_CUDA_P2P", "1");
     {
         const auto buf = reserve(4);
@@ -499,13 +500,13 @@ static void test_buffer() {
             check(value_of(buf.get(), i) == cleared[i], "clear: what is mapped");
         }
 
-        // from the middle of page 1 to the first byte of page 4
+        // set the bytes from the middle of page 1 to the first byte of page 4
         ggml_backend_tensor_memset(t, 4, SIZE_PAGE + 100 - 128, 3*SIZE_PAGE - 99);
         const char * base = base_of(buf.get());
         check(base[SIZE_PAGE + 99] == 3 && base[SIZE_PAGE + 100] == 4 && value_of(buf.get(), 2) == 4, "memset: from where it starts");
         check(value_of(buf.get(), 3) == GONE && base[4*SIZE_PAGE] == 4 && base[4*SIZE_PAGE + 1] == 3, "memset: to where it ends");
 
-        // from page 2 to page 4, while another device is the current one
+        // copy page 2 to page 4, while another device is the current device
         const auto page = [&](int i) {
             ggml_tensor * res = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, SIZE_PAGE);
             ggml_backend_tensor_alloc(buf.get(), res, base_of(buf.get()) + i*SIZE_PAGE);
@@ -524,10 +525,10 @@ static void test_buffer() {
     check_nothing_left("buffer");
 }
 
-// fail every call, alone and with all later calls: nothing changes, and nothing leaks when the driver works again
+// let every call fail, alone or with all later calls. Nothing may change, and nothing may leak when the driver works again
 static void test_failures() {
     for (const bool alone : { true, false }) {
-        // during a successful map()
+        // first, count the calls of a successful map()
         auto some = reserve(8);
         check(map(some.get(), 2, 2), "failures: before");
         fail_none();
@@ -547,7 +548,7 @@ static void test_failures() {
             check(!map(buf.get(), 1, 6), what + ": map says so");
             fail_none();
 
-            ggml_backend_buffer_clear(buf.get(), 1); // skips inaccessible memory
+            ggml_backend_buffer_clear(buf.get(), 1); // skips memory that is not accessible
             check(value_of(buf.get(), 2) == 1 && value_of(buf.get(), 3) == 1, what + ": what was there stays");
             check(n_mapped(buf.get()) == g_driver.mappings.size(), what + ": counted");
             check(g_driver.handles.size() == g_driver.mappings.size(), what + ": no handle without a mapping");
@@ -565,8 +566,8 @@ static void test_failures() {
         }
     }
 
-    // the same while memory is freed
-    for (int i = 0; i < 9; ++i) { // one to wait, and one per page
+    // let the calls fail while memory is freed
+    for (int i = 0; i < 9; ++i) { // one call to wait, and one call per page
         const std::string what = "unmap: call " + std::to_string(i) + " fails";
 
         auto buf = reserve(8);
@@ -580,7 +581,7 @@ static void test_failures() {
 
         check(n_mapped(buf.get()) == g_driver.mappings.size() && n_mapped(buf.get()) == (i == 0 ? 8 : 1), what + ": counted");
 
-        // memory that could not be freed is zero, like all unmapped memory
+        // memory that could not be freed must be zero after the next map(), as all memory is
         check(map(buf.get(), 0, 8), what + ": comes back");
         for (int j = 0; j < 8; ++j) {
             check(value_of(buf.get(), j) == 0, what + ": zeros afterwards");
@@ -590,7 +591,7 @@ static void test_failures() {
         buf.reset();
         check_nothing_left(what);
     }
-    // if a device is lost, the program ends without a crash
+    // if a device is lost, the program must end without a crash
     auto buf = reserve(2);
     check(map(buf.get(), 0, 2), "lost: before");
     fail_calls(0, std::numeric_limits<int>::max() - 1);
@@ -605,7 +606,7 @@ static void test_failures() {
     g_driver.n_free = 1000;
 }
 
-// random operations on two buffers with little memory and occasional failures
+// run random operations on two buffers with little memory, with occasional failures
 static void test_random() {
     std::mt19937 rng(1);
     const auto random = [&](int n) { return (int) (rng() % n); };
@@ -626,7 +627,7 @@ static void test_random() {
             auto * buf = bufs[ib].get();
 
             if (random(2) == 0) {
-                // either a call fails or memory runs out: after both, memory that could not be freed would remain
+                // let a call fail, or let memory run out, but not both: after both, memory that could not be freed would remain
                 const size_t n_more = random(4) == 0 ? 1000 : 0;
                 if (n_more > 0) {
                     const int i = random(20);
@@ -646,7 +647,7 @@ static void test_random() {
                 std::fill(model[ib].begin() + i0, model[ib].begin() + i0 + n, (int) GONE);
             }
 
-            // a kernel writes
+            // let a kernel write to the pages
             for (int i = 0; i < n_pages; ++i) {
                 check(value_of(buf, i) == model[ib][i], "random: what is where");
                 if (model[ib][i] != GONE && random(3) == 0) {
@@ -666,7 +667,7 @@ static void test_random() {
 }
 
 int main() {
-    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr); // suppress the log of every failure
+    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr); // suppress the log, because every failure is logged
 
     g_info.device_count = 2;
     g_info.devices[0]   = { true, SIZE_PAGE, 5 };

@@ -1,5 +1,6 @@
-// unit tests of device memory in pages (ggml-pages.h), on every real device with pages and on the fake device, which
-// other tests depend on. test-kv-cuda.cpp tests the failures of CUDA's implementation
+// Unit tests of device memory in pages (ggml-pages.h). They run on every real device with pages, and on the fake device, on whose
+// rules other tests depend
+// test-kv-cuda.cpp tests the failures of CUDA's implementation.
 
 #include "../tools/kv-check/fake-device.h"
 
@@ -56,7 +57,7 @@ struct device {
     }
 };
 
-// create a tensor of floats over the whole of a buffer
+// create a tensor of floats that covers a whole buffer
 static ggml_tensor * tensor_on(ggml_context * ctx, const ggml_backend_buffer_ptr & buf) {
     ggml_tensor * res = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, ggml_backend_buffer_get_size(buf.get())/sizeof(float));
     ggml_backend_tensor_alloc(buf.get(), res, ggml_backend_buffer_get_base(buf.get()));
@@ -83,24 +84,24 @@ static void test_data(const device & d) {
     check(buf && d.pages->n_bytes_mapped(buf.get()) == 0, d.name + ": reserve");
     ggml_tensor * t = tensor_on(ctx.get(), buf);
 
-    // old content of the memory is invisible
+    // the old content of the memory must not be visible
     check(d.map(buf, 0, 16), d.name + ": map");
     ggml_backend_buffer_clear(buf.get(), 0x3f);
     check(d.unmap(buf, 0, 16) && d.pages->n_bytes_mapped(buf.get()) == 0, d.name + ": unmap");
     check(d.map(buf, 3, 4) && d.pages->n_bytes_mapped(buf.get()) == 4*n, d.name + ": map again");
     check(all_are(t, 3*n, 4*n, 0.0f), d.name + ": zeros");
 
-    // over the edges of pages, and a hole
+    // write across the edges of pages, and unmap a page in the middle
     set_all(t, 3*n + 4, 4*n - 8, 1.0f);
     check(d.unmap(buf, 4, 1) && d.map(buf, 0, 8), d.name + ": a hole, and more");
     check(all_are(t, 3*n + 4, n - 4, 1.0f) && all_are(t, 5*n, 2*n - 4, 1.0f), d.name + ": the rest stays");
     check(all_are(t, 0, 3*n + 4, 0.0f) && all_are(t, 4*n, n, 0.0f) && all_are(t, 7*n - 4, n + 4, 0.0f), d.name + ": zeros in the hole");
 
-    // with unmapped pages
+    // set bytes of pages of which some are not mapped
     ggml_backend_tensor_memset(t, 0, n/2, 12*n);
     check(all_are(t, 0, 8*n, 0.0f), d.name + ": memset");
 
-    // to and from plain memory of the device
+    // copy to and from plain memory of the device
     ggml_tensor * plain = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 8*n/sizeof(float));
     ggml_backend_buffer_ptr other(ggml_backend_buft_alloc_buffer(d.buft, 8*n));
     ggml_backend_tensor_alloc(other.get(), plain, ggml_backend_buffer_get_base(other.get()));
@@ -115,7 +116,7 @@ static void test_data(const device & d) {
     check(all_are(plain, 0, 8*n, 2.0f), d.name + ": copied from");
 }
 
-// test that graphs see mapped pages, and that pages are unmapped only after the graphs
+// test that a graph sees mapped pages, and that pages are unmapped only after running graphs have ended
 static void test_graph(const device & d) {
     const size_t n_pages = 32;
     const int    n_nodes = 400;
@@ -129,7 +130,7 @@ static void test_graph(const device & d) {
     ggml_tensor * part = ggml_view_1d(ctx.get(), t, n_pages*d.page_size/sizeof(float), 0);
     ggml_backend_view_init(part);
 
-    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), n_nodes + 1, false); // including the view
+    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), n_nodes + 1, false); // one node more, for the view
     ggml_tensor * cur = part;
     for (int i = 0; i < n_nodes; ++i) {
         cur = ggml_scale_bias_inplace(ctx.get(), cur, 1.0f, 1.0f);
@@ -162,14 +163,14 @@ static void test_memory(const device & d) {
     auto buf = d.reserve(2*n_before/d.page_size);
     check(buf && n_bytes_free(d.dev) + n_pages/2*d.page_size > n_before, d.name + ": addresses take no memory");
 
-    // other programs may use the device: expect at least half
+    // other programs may use the device, so expect at least half of the memory
     check(d.map(buf, 10, n_pages) && n_bytes_free(d.dev) + n_pages/2*d.page_size < n_before, d.name + ": pages do");
     const size_t n_between = n_bytes_free(d.dev);
     check(d.unmap(buf, 10, n_pages) && n_bytes_free(d.dev) > n_between + n_pages/2*d.page_size, d.name + ": and give it back");
 
-#ifndef _WIN32 // a Windows driver uses host memory instead
+#ifndef _WIN32 // a driver on Windows uses host memory instead of failing
     if (ggml_backend_dev_type(d.dev) == GGML_BACKEND_DEVICE_TYPE_GPU) {
-        // fill most of the memory at once: single pages would be slow
+        // allocate most of the memory at once, because single pages would be slow
         const size_t n_free = n_bytes_free(d.dev);
         const size_t n_keep = std::max<size_t>(4*n_pages*d.page_size, 256 << 20);
         const auto   rest   = n_free > n_keep ? alloc(d, n_free - n_keep) : nullptr;
@@ -185,7 +186,7 @@ static void test_memory(const device & d) {
 }
 
 //
-// rules of the fake device that its tests depend on
+// the rules of the fake device on which other tests depend
 //
 
 static void test_plain(const device & d) {
@@ -212,7 +213,7 @@ static void test_plain(const device & d) {
 static bool faults(const std::function<void()> & f) {
     const pid_t pid = fork();
     if (pid == 0) {
-        signal(SIGSEGV, SIG_DFL); // a sanitizer's handler would exit
+        signal(SIGSEGV, SIG_DFL); // the handler of a sanitizer would exit normally
         f();
         _exit(0);
     }
@@ -229,7 +230,7 @@ static void compute(const device & d, ggml_context * ctx, ggml_tensor * t) {
     ggml_backend_graph_compute(backend.get(), gf);
 }
 
-// of 8 pages, unmap page 4: only an access to page 4 ends the process
+// unmap page 4 of 8 pages. Only an access to page 4 may end the process
 static void test_faults(const device & d) {
     const size_t n = d.page_size;
 
@@ -273,7 +274,7 @@ static void test_faults(const device & d) {
     }
 }
 
-// run a kernel that reads rows, the last of which ends at or before the end of a page
+// run a kernel that reads rows, of which the last one ends at the end of a page, or before it
 static void test_faults_padding(const device & d) {
     ggml_context_ptr ctx(ggml_init({ 16*ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
 
@@ -307,7 +308,7 @@ static void test_faults_freed(const device & d) {
     auto buf = alloc(d, d.page_size);
     ggml_tensor * t = tensor_on(ctx.get(), buf);
     buf.reset();
-    const auto other = alloc(d, d.page_size); // at another address
+    const auto other = alloc(d, d.page_size); // at another address than the freed buffer
 
     check(faults([&] { *(volatile char *) t->data = 0; }), d.name + ": no fault in what was freed");
 }
@@ -315,11 +316,11 @@ static void test_faults_freed(const device & d) {
 #endif
 
 int main() {
-    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // keep the output of a process that is killed
+    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // so that the output of a process that is killed is not lost
 
     ggml_backend_load_all();
 
-    const size_t n_page = 64 << 10; // small, for a CPU
+    const size_t n_page = 64 << 10; // small pages, because the CPU fills them
 
     ggml_backend_dev_t fake  = fake_device_add(1024*n_page, n_page);
     ggml_backend_dev_t plain = fake_device_add(1024*n_page, 0);

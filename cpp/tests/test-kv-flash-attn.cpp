@@ -1,8 +1,9 @@
-// Check flash attention on the CPU with every pair of types of K and V against a reference in double precision.
+// Checks flash attention on the CPU with every pair of types of K and V, against a reference in double precision.
 //
-// Each case runs twice: with the reference path (use_ref), and with the fast paths of the patch cpu-flash-attn. Upstream
-// uses the reference path for all types except F16 and F32. The error of the fast paths must not exceed the error of the reference path,
-// and it must be rounding of F32. Rows that no query sees contain NaN: a KV cache may have unmapped memory there.
+// Each case runs twice: with the reference path of upstream (use_ref), and with the fast paths of the patch cpu-flash-attn.
+// Upstream uses the reference path for all types except F16 and F32. The error of the fast paths must not be larger than the
+// error of the reference path, and not larger than rounding to F32. Rows that no query sees contain NaN, because memory there may
+// be unmapped in a KV cache.
 
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -19,7 +20,7 @@
 
 static int n_failed = 0;
 
-// like test-kv.h, which belongs to another layer
+// the same as in test-kv.h, which belongs to another layer
 static void check(bool ok, const std::string & what) {
     if (!ok) {
         fprintf(stderr, "failed: %s\n", what.c_str());
@@ -27,19 +28,19 @@ static void check(bool ok, const std::string & what) {
     }
 }
 
-// the path for prompts starts at this number of rows
+// the path for prompts is used from this number of rows on
 static constexpr int64_t n_rows_tiled = 64;
 
-// the rows of a tile are read together
+// number of rows of a tile, which are read together
 static constexpr int64_t n_kv_tile = 64;
 
-// normalized mean squared error of F32 arithmetic: the relative error is 1e-5
+// maximum normalized mean squared error. It is that of F32 arithmetic with a relative error of 1e-5
 static constexpr double max_nmse = 1e-10;
 
 enum mask_kind {
     MASK_NONE,
     MASK_CAUSAL,
-    MASK_WINDOW, // a query sees the last 96 positions
+    MASK_WINDOW, // a query sees only the last 96 positions
     MASK_HOLES,  // a third of the cells belongs to other sequences
 };
 
@@ -49,7 +50,7 @@ struct test_shape {
     int64_t DK;
     int64_t DV;
     int64_t n_head;
-    int64_t n_gqa;    // heads that share a K head and a V head
+    int64_t n_gqa;    // number of heads that share a K head and a V head
     int64_t n_rows;   // queries of a stream
     int64_t n_kv;
     int64_t n_stream;
@@ -59,7 +60,7 @@ struct test_shape {
     float max_bias      = 0.0f;
     float logit_softcap = 0.0f;
     bool  has_sinks     = false;
-    bool  is_mla        = false; // V is the first part of each K row
+    bool  is_mla        = false; // V is the first part of each row of K
 };
 
 static const test_shape shapes[] = {
@@ -107,7 +108,7 @@ static const ggml_type types[] = {
     GGML_TYPE_IQ4_NL,
 };
 
-// draw numbers that are the same on every platform: roughly normal, with a deviation of 1
+// return random numbers that are the same on every platform, roughly normal with a deviation of 1
 static float random_normal() {
     static uint64_t state = 1;
 
@@ -120,7 +121,7 @@ static float random_normal() {
     return 2.0f*sum;
 }
 
-// build the operation on tensors with data, and compute its result in double precision
+// builds the operation on tensors with data, and computes its result in double precision
 struct test_op {
     const test_shape & shape;
 
@@ -141,7 +142,7 @@ struct test_op {
 
         const int64_t n_head_kv = shape.n_head/shape.n_gqa;
 
-        // in a KV cache, the heads of a cell are next to each other
+        // as in a KV cache, the heads of a cell are next to each other
         auto new_tensor = [&](ggml_type type, int64_t n_embd, int64_t n_head, int64_t n) {
             return ggml_permute(ctx.get(), ggml_new_tensor_4d(ctx.get(), type, n_embd, n_head, n, shape.n_stream), 0, 2, 1, 3);
         };
@@ -180,7 +181,7 @@ struct test_op {
         }
     }
 
-    // logits with a deviation of 2
+    // return a scale with which the logits have a deviation of 2
     float scale() const {
         return 2.0f/std::sqrt((float) shape.DK);
     }
@@ -191,7 +192,7 @@ struct test_op {
             x = random_normal();
         }
 
-        // the memory is contiguous: the tensors are permuted
+        // the tensors are permuted, but their memory is contiguous
         ggml_quantize_chunk(t->type, data.data(), t->data, 0, ggml_nelements(t)/t->ne[0], t->ne[0], nullptr);
     }
 
@@ -206,7 +207,7 @@ struct test_op {
 
             std::vector<bool> is_seen(shape.n_kv);
             for (int64_t i = 0; i < shape.n_rows; ++i) {
-                // cells after the last position are unused
+                // the cells after the last position are not used
                 const int64_t pos = shape.n_kv - shape.n_rows - 3 + i;
 
                 for (int64_t j = 0; j < shape.n_kv; ++j) {
@@ -223,7 +224,7 @@ struct test_op {
                 const auto j0 = is_seen.begin() + j/n_kv_tile*n_kv_tile;
                 const auto j1 = is_seen.begin() + std::min((j/n_kv_tile + 1)*n_kv_tile, shape.n_kv);
 
-                // like the F16 paths, skip rows that no query sees, and tiles of such rows
+                // The F16 paths skip rows that no query sees, and tiles of such rows. So set these rows to NaN.
                 if (!is_seen[j] && (shape.n_rows < n_rows_tiled || std::find(j0, j1, true) == j1)) {
                     set_nan(k, j, s);
                     set_nan(v, j, s);
@@ -370,7 +371,7 @@ struct cpu_backend {
     }
 };
 
-// print the largest errors of a pair of types
+// the largest errors of a pair of types
 struct test_errors {
     double old_max   = 0.0;
     double new_max   = 0.0;
@@ -397,7 +398,7 @@ static void test(const cpu_backend & cpu, const test_shape & shape, ggml_type ty
         const double err_old = nmse(res_old, expected);
         const double err_new = nmse(res_new, expected);
 
-        // written so that NaN fails
+        // the condition is such that a NaN fails
         check(err_new <= max_nmse, name + ": the error is " + std::to_string(err_new/max_nmse) + " of the limit");
         if (ggml_is_quantized(type_k) || type_k == GGML_TYPE_BF16 || type_k == GGML_TYPE_F16) {
             check(err_new <= err_old, name + ": the error is " + std::to_string(err_new/err_old) + " of the old one");
@@ -417,14 +418,14 @@ int main() {
 
     for (const auto type_k : types) {
         for (const auto type_v : types) {
-            // upstream has fast paths for these types
+            // for these types, upstream has fast paths
             if (type_k == type_v && (type_k == GGML_TYPE_F16 || type_k == GGML_TYPE_F32)) {
                 continue;
             }
 
             test_errors errors;
             for (const auto & shape : shapes) {
-                // different types: only one shape of each fast path
+                // if K and V have different types, test only one shape for each fast path
                 if (type_k == type_v || (shape.n_head == 9 && shape.n_gqa == 3)) {
                     test(cpu, shape, type_k, type_v, errors);
                 }

@@ -1,8 +1,8 @@
-// Check on every device that a buffer freed between two graphs is not accessed by the second graph.
+// Checks on every device that a graph does not access a buffer that was freed before it.
 //
-// A growth of the KV cache by copy frees buffers during the life of the backend. Objects that the backend keeps between
-// graphs (descriptor sets, command buffers, captured graphs) may still refer to them. If device memory is on the heap
-// of this process, as with Mesa's software driver for Vulkan, an access corrupts the heap. There is no KV cache here.
+// A growth of the KV cache by copy frees buffers while the backend exists. Objects that the backend keeps between graphs
+// (descriptor sets, command buffers, captured graphs) may still refer to them. If the device's memory is on the heap of this
+// process, as with Mesa's software driver for Vulkan, an access corrupts the heap. The test needs no KV cache.
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
@@ -17,7 +17,7 @@
 #include <memory>
 #include <vector>
 
-// compute n ops of two or three tensors each, in a separate buffer, which is returned
+// compute n operations of two or three tensors each in a buffer of their own, and return the buffer
 static ggml_backend_buffer_ptr compute(ggml_backend_t backend, bool is_binary, int n, const char * what) {
     const ggml_init_params params = { ggml_tensor_overhead()*(2*n + 8) + ggml_graph_overhead(), nullptr, true };
 
@@ -77,7 +77,7 @@ int main() {
             // ... other sets are used later ...
             const auto other = compute(backend.get(), true, 1, name);
 
-            // ... the buffers are freed, and their memory reused, before the sets are used for two buffers
+            // ... the buffers are freed and their memory is used again, before the sets are used for two buffers
             freed.reset();
 
             std::vector<std::unique_ptr<char[]>> heap;

@@ -1,4 +1,4 @@
-// unit tests of the growth policy of the dynamic KV cache
+// Unit tests of the growth policy of the dynamic KV cache
 
 #include "../src/llama-kv-growth.h"
 
@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <initializer_list>
 
-// 16 layers, 4 KV heads of 256, f16: the cache of Qwen3.5-27B
+// bytes of a cell of Qwen3.5-27B: 16 layers, 4 KV heads of 256, f16
 static constexpr size_t SIZE_CELL_QWEN = 2*16*4*256*2;
 
 static void test_start() {
@@ -61,7 +61,7 @@ static void test_smallest() {
     check_eq("exact",                          768,    g.smallest(512));
     check_eq("capped",                         131072, g.smallest(200000));
 
-    // the usable size of the smallest storage is the requested size, and always less than all of it
+    // in the smallest storage, the requested number of cells can be used, and less than the whole storage
     for (uint32_t n_need = 1; n_need <= 131072; n_need += 61) {
         const uint32_t n = g.smallest(n_need);
         if (g.usable(n) < n_need || (n < g.n_max && (n_need + 255)/256*256 >= n)) {
@@ -72,7 +72,7 @@ static void test_smallest() {
     }
 }
 
-// grow from the start to cell 100000, one token at a time, and return the total cost
+// grow from the start until cell 100000 can be used, one token at a time, and check the number of growths and of copied bytes
 static void test_total(size_t size_cell, uint32_t n_growth_max, double n_gib_max) {
     const llama_kv_growth g = { 131072, 1, size_cell };
 
@@ -117,7 +117,7 @@ static void test_next_in_place() {
     check_eq("in place: starts at the pad",           2048, llama_kv_growth { 131072, 8, SIZE_CELL_QWEN, true }.start());
     check_eq("in place: padded to blocks",            320,  g.smallest(289));
 
-    // beyond 4096 cells, at most 1.4 times the used memory is allocated, at any length
+    // from 4096 cells on, never more than 1.4 times the used memory is allocated
     for (uint32_t n_used = 4097, n_cur = 4096; n_used <= 131072; ++n_used) {
         n_cur = g.next(n_cur, n_used);
         if (n_cur < n_used || 10ull*n_cur > 14ull*n_used) {

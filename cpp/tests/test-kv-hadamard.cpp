@@ -1,7 +1,7 @@
-// Check the Hadamard transform on the CPU bit for bit against additions in the same order.
+// Checks the Hadamard transform on the CPU bit for bit, against additions in the same order.
 //
-// Cells of quantized types are rotated by this transform, both in a batch and in a change of types. The vectors of the
-// patch cpu-hadamard must round like the scalar passes of upstream: static and dynamic caches must have equal cells.
+// Cells of quantized types are rotated by this transform, both in a batch and in a change of types. The vector code of the patch
+// cpu-hadamard must round as upstream's scalar code does, because static and dynamic caches must have equal cells.
 
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -17,7 +17,7 @@
 
 static int n_failed = 0;
 
-// like test-kv.h, which belongs to another layer
+// the same as in test-kv.h, which belongs to another layer
 static void check(bool ok, const std::string & what) {
     if (!ok) {
         fprintf(stderr, "failed: %s\n", what.c_str());
@@ -25,7 +25,7 @@ static void check(bool ok, const std::string & what) {
     }
 }
 
-// draw numbers that are the same on every platform, some of them zeros of both signs, infinite or subnormal
+// return random numbers that are the same on every platform. Some of them are zeros of both signs, infinite or subnormal
 static float random_number() {
     static uint64_t state = 1;
 

@@ -1,5 +1,5 @@
-// unit tests of the storage of the dynamic KV cache without host memory: each small allocation (operator new) fails,
-// alone and with all later ones. either the request is completed, or nothing has changed
+// Unit tests of the storage of the dynamic KV cache when host memory runs out
+// Each small allocation (operator new) fails, alone or with all later ones. Either the request succeeds, or nothing has changed.
 
 #include "../src/llama-kv-limits.h"
 
@@ -14,10 +14,10 @@
 #include <vector>
 
 //
-// operator new of the process, also for the libraries
+// operator new of the process, which the libraries use as well
 //
 
-static std::atomic<long> n_left   = -1; // allocations until one fails. below 0: none fails
+static std::atomic<long> n_left   = -1; // number of allocations until one fails. below 0: none fails
 static std::atomic<bool> is_once  = true;
 static std::atomic<long> n_failed_new = 0;
 
@@ -53,11 +53,11 @@ void * operator new(size_t size, const std::nothrow_t &) noexcept {
 void operator delete(void * ptr) noexcept         { free(ptr); }
 void operator delete(void * ptr, size_t) noexcept { free(ptr); }
 
-// upstream's C code leaks if its callees throw
+// ignore leaks of upstream's C code, which leaks if a function that it calls throws
 extern "C" const char * __lsan_default_suppressions();
 extern "C" const char * __lsan_default_suppressions() { return "leak:ggml_backend_alloc_ctx_tensors_from_buft"; }
 
-// a commit reads the free memory, which allocates
+// let the next commit read the free memory, which allocates host memory
 static void look_next_time() {
     const size_t n_left = llama_kv_limits_available();
 
@@ -66,7 +66,8 @@ static void look_next_time() {
     }
 }
 
-// return the result of f, during which its n-th allocation fails, from 0, and unless once, all later ones
+// return the result of f, during which allocation n fails, counted from 0. once: only this allocation fails, otherwise all later
+// ones fail, too
 static bool without_memory(long n, bool once, const std::function<bool()> & f) {
     n_failed_new = 0;
     is_once      = once;
@@ -83,7 +84,7 @@ static bool without_memory(long n, bool once, const std::function<bool()> & f) {
     return res;
 }
 
-// call f(n, once, name), which returns true if an allocation has failed, until it returns false
+// call f(n, once, name) for n = 0, 1, ... until it returns false. f returns true if an allocation has failed
 template <typename F>
 static void each_allocation(const std::string & what, F && f) {
     for (const bool once : { true, false }) {
@@ -109,7 +110,7 @@ static llama_kv_rows rows_of(const cache & c, uint32_t n, uint32_t hole) {
     return res;
 }
 
-// fill some rows, in place with a hole
+// fill some rows. In place, leave a hole
 static std::vector<uint32_t> start(cache & c) {
     const std::vector<uint32_t> n_used(c.cfg.n_stream, N_USED);
 
@@ -151,7 +152,7 @@ static void test_grow(const config & cfg) {
     });
 }
 
-// freeing needs no memory. remaining pages are freed with the next change
+// freeing rows needs no memory. Pages that could not be freed are freed with the next change
 static void test_shrink(const config & cfg) {
     each_allocation(cfg.name() + ": gives back", [&](long n, bool once, const std::string & what) {
         cache c(cfg, GGML_TYPE_F16);
@@ -205,12 +206,12 @@ static void test_clear(const config & cfg) {
 static void test_types(const config & cfg, ggml_type from, ggml_type to) {
     const std::string name = cfg.name() + ": " + ggml_type_name(from) + " to " + ggml_type_name(to);
 
-    // prepared operations never fail
+    // once a change is prepared, it must not fail
     const auto change = [&](cache & c, const std::string & what) {
         const long n  = n_left;
         const bool is = without_memory(0, false, [&]() {
             return c.storage->set_types([&](const llama_kv_lines & a, const llama_kv_lines & b, bool is_v) {
-                n_left = -1; // these allocations belong to the test
+                n_left = -1; // the allocations in here belong to the test
                 convert(a, b, is_v);
                 n_left = 0;
             });

@@ -1,4 +1,4 @@
-// unit tests of pages that are mapped and unmapped, and of the limits of a commit
+// Unit tests of pages that are committed and freed, and of the limits of a commit
 
 #include "../src/llama-kv-limits.h"
 #include "../src/llama-kv-pages.h"
@@ -23,7 +23,7 @@
 
 static const size_t SIZE_PAGE = llama_kv_pages_size_host();
 
-// return the resident pages of the range, as the system reports them
+// return the number of resident pages of the range, as reported by the system
 static size_t n_resident(const llama_kv_pages & pages) {
 #ifdef __linux__
     std::vector<unsigned char> res(pages.size()/SIZE_PAGE);
@@ -38,7 +38,7 @@ static size_t n_resident(const llama_kv_pages & pages) {
     return pages.n_bytes_committed()/SIZE_PAGE;
 }
 
-// return true if the system may use huge pages there, which are more than requested
+// return true if the system may use huge pages in the range, which would allocate more than requested
 static bool has_huge_pages(const llama_kv_pages & pages) {
     std::ifstream smaps("/proc/self/smaps");
 
@@ -75,7 +75,7 @@ static void test_set() {
     check(a.count() == 0,                                              "set: nothing");
     a.add(3, 5);
     a.add(60, 140);
-    a.add(199, 300); // beyond the end
+    a.add(199, 300); // partly beyond the end of the set
 
     check(runs_of(a) == runs_t { { 3, 5 }, { 60, 140 }, { 199, 200 } }, "set: runs");
     check(!a.has(2) && a.has(3) && a.has(4) && !a.has(5),              "set: first run");
@@ -126,7 +126,8 @@ static void test_commit() {
     check(pages != nullptr && pages->size() == 100*SIZE_PAGE,          "reserve: size");
     check(pages->n_bytes_committed() == 0 && n_resident(*pages) == 0,  "reserve: takes nothing");
 
-    // unmapped memory reads as zeros (and is mapped then, so the read is outside the range that is checked below)
+    // Memory that is not committed must read as zeros. The read maps pages, so use another range than the one that is checked
+    // below.
     const auto other = llama_kv_pages_reserve_range(10*SIZE_PAGE);
     bool zero = true;
     for (size_t i = 0; i < other->size(); ++i) {
@@ -135,9 +136,9 @@ static void test_commit() {
     check(zero, "reserve: reads as zeros");
 
     auto set = pages->make_set();
-    pages->add(set, 10*SIZE_PAGE + 1, SIZE_PAGE); // in two pages
+    pages->add(set, 10*SIZE_PAGE + 1, SIZE_PAGE); // touches two pages
     pages->add(set, 50*SIZE_PAGE, 20*SIZE_PAGE);
-    pages->add(set, 5, 0);                        // in no page
+    pages->add(set, 5, 0);                        // touches no page
     check(pages->assign(set),                                          "commit");
     check(pages->n_bytes_committed() == 22*SIZE_PAGE,                  "commit: bytes");
     check(n_resident(*pages) == 22,                                    "commit: resident");
@@ -145,7 +146,7 @@ static void test_commit() {
     memset(pages->data() + 10*SIZE_PAGE, 7, 2*SIZE_PAGE);
     memset(pages->data() + 50*SIZE_PAGE, 8, 20*SIZE_PAGE);
 
-    // a hole, and more at the end
+    // free pages in the middle, and commit more at the end
     auto next = pages->make_set();
     pages->add(next, 10*SIZE_PAGE, SIZE_PAGE);
     pages->add(next, 50*SIZE_PAGE, 5*SIZE_PAGE);
@@ -157,21 +158,21 @@ static void test_commit() {
     check(pages->data()[10*SIZE_PAGE] == 7 && pages->data()[54*SIZE_PAGE] == 8 && pages->data()[69*SIZE_PAGE] == 8, "hole: the rest is kept");
     check(pages->data()[11*SIZE_PAGE] == 0 && pages->data()[55*SIZE_PAGE] == 0 && pages->data()[70*SIZE_PAGE] == 0, "hole: zeros");
 
-    // regions where a huge page would fit: only the requested pages are resident
+    // in a range that is large enough for huge pages, only the requested pages are resident
     const auto large = llama_kv_pages_reserve_range(size_t(16) << 20);
     auto some = large->make_set();
     large->add(some, 0, size_t(9) << 20);
     check(!has_huge_pages(*large) || !std::filesystem::exists("/sys/kernel/mm/transparent_hugepage"), "large: small pages");
     check(large->assign(some) && n_resident(*large)*SIZE_PAGE == size_t(9) << 20, "large: resident");
 
-    // over the edges of the mapped range
+    // set bytes to zero across the edges of the committed range
     memset(pages->data() + 60*SIZE_PAGE, 9, 40*SIZE_PAGE);
     const size_t n_before = n_resident(*pages);
     pages->set_zero(59*SIZE_PAGE + 1, SIZE_PAGE);
     check(pages->data()[60*SIZE_PAGE] == 0 && pages->data()[60*SIZE_PAGE + 1] == 9, "zero: the bytes that were named");
     check(n_resident(*pages) == n_before,                              "zero: takes nothing");
 
-    // a stray write does not crash
+    // a write to memory that is not committed does not crash
     pages->data()[30*SIZE_PAGE] = 1;
 
     check(pages->assign(pages->make_set()),                            "nothing");
@@ -183,7 +184,7 @@ static void test_commit() {
     check(pages->n_bytes_committed() == 22*SIZE_PAGE && n_resident(*pages) == 22, "clear: what is committed stays");
     check(pages->data()[0] == 0 && pages->data()[50*SIZE_PAGE] == 0,   "clear: zeros");
 
-    // fill a buffer like a program that detects reads of unwritten memory
+    // fill a buffer with a value, as a program does that detects reads of unwritten memory
     auto buf = llama_kv_pages_reserve_host(8*SIZE_PAGE);
     auto two = buf.pages->make_set();
     buf.pages->add(two, 2*SIZE_PAGE, 2*SIZE_PAGE);
@@ -203,7 +204,7 @@ static void test_commit() {
     check(llama_kv_pages_reserve_range(SIZE_MAX/2) == nullptr,              "reserve: more than there are addresses");
 }
 
-// fail every commit of an assign once: nothing changes
+// let every commit of an assign() fail once. Nothing may change
 static void test_fail() {
     set_fail("-1");
 
@@ -258,7 +259,7 @@ static void test_limits() {
     write_file(root/"proc/meminfo", "MemTotal:  100 kB\nMemAvailable:   50 kB\nSwapTotal: 9 kB\nSwapFree:        7 kB\n");
     check_eq("the machine", 57*1024, available());
 
-    // v2: the limit of a parent counts, and the page cache can be freed
+    // cgroup v2: the limit of a parent counts, and the page cache can be freed
     write_file(root/"proc/self/cgroup", "0::/a/b\n");
     write_file(root/"sys/fs/cgroup/a/b/memory.max", "max\n");
     write_file(root/"sys/fs/cgroup/a/b/memory.current", "1000\n");
@@ -270,7 +271,7 @@ static void test_limits() {
     write_file(root/"sys/fs/cgroup/a/memory.current", "40000\n");
     check_eq("v2: beyond the limit", 0, available());
 
-    // v1, in a container: the path is the host's, the files are at the mount
+    // cgroup v1 in a container: the path is the one on the host, and the files are at the mount point
     write_file(root/"proc/self/cgroup", "5:cpu:/x\n4:memory:/docker/123\n");
     write_file(root/"sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n");
     write_file(root/"sys/fs/cgroup/memory/memory.usage_in_bytes", "4000\n");
@@ -286,7 +287,7 @@ static void test_address_space() {
     rlimit old;
     getrlimit(RLIMIT_AS, &old);
 
-    size_t n_taken = 0; // pages, terabytes under a sanitizer
+    size_t n_taken = 0; // pages. terabytes under a sanitizer
     std::ifstream("/proc/self/statm") >> n_taken;
 
     const rlimit low = { rlim_t(n_taken*SIZE_PAGE) + (rlim_t(1) << 32), old.rlim_max };

@@ -1,4 +1,4 @@
-// unit tests of the reference that kv-check compares a change of types with
+// Unit tests of the reference with which kv-check compares a change of types
 
 #include "../tools/kv-check/reference.h"
 
@@ -66,7 +66,7 @@ static void test_values() {
     check(values_of(GGML_TYPE_F16, packed.data() + 1, 64) == ones, "at an odd address");
 }
 
-// write a state like llama_state_get_data(): one stream, one layer
+// a state as llama_state_get_data() writes it, with one stream and one layer
 struct made_state {
     std::vector<uint8_t> data;
 
@@ -138,7 +138,7 @@ static void test_states() {
     wrong.push_back(0);
     check(!state_difference(to, wrong).empty(), "a longer state differs");
 
-    // MLA: no V, and no rotation, whatever the header contains
+    // MLA has no V, and no rotation, whatever the header contains
     const made_state mla_f16(GGML_TYPE_F16,  0,  k, {});
     const made_state mla_q8 (GGML_TYPE_Q8_0, 64, k, {});
     const auto mla = state_convert(state_parse(shape, mla_f16.data), state_parse(shape, mla_q8.data), types);

@@ -1,6 +1,6 @@
 #pragma once
 
-// rows in other types, for tests of a storage that changes types
+// Conversion of rows to other types, for tests of a storage that changes types
 
 #include "../src/llama-kv-lines.h"
 
@@ -10,7 +10,7 @@
 #include <cstring>
 #include <vector>
 
-// convert n elements to another type. the result is split into blocks, so that single rows or elements can be checked
+// convert n elements to another type, one block at a time, so that single rows or elements can be checked
 inline std::vector<char> converted(const char * data, int64_t n, ggml_type from, ggml_type to) {
     std::vector<float> f32(n);
     if (from == GGML_TYPE_F32) {
@@ -29,7 +29,7 @@ inline std::vector<char> converted(const char * data, int64_t n, ggml_type from,
     return res;
 }
 
-// like a graph: read all lines before the first write
+// convert lines as a graph does: read all lines before the first write
 inline void convert(const llama_kv_lines & from, const llama_kv_lines & to, bool) {
     check(from.n == to.n && from.n_lines == to.n_lines, "lines agree");
     check(from.n_lines <= llama_kv_n_lines(from.t->type, from.n, LLAMA_KV_CONVERT_ELEMENTS), "no more lines than fit");

@@ -1,5 +1,5 @@
-// unit tests of the storage of the dynamic KV cache in place in device memory (ggml-pages.h), on fake devices: which
-// rows are mapped and unmapped, that every byte is kept, and the behaviour without enough memory
+// Unit tests of storage in place in device memory (ggml-pages.h), on fake devices
+// They check which rows are mapped and unmapped, that every byte is kept, and the behaviour without enough memory.
 
 #include "../src/llama-kv-storage.h"
 
@@ -24,7 +24,7 @@ static constexpr int64_t  N_EMBD = 64;
 static constexpr uint32_t N_MAX  = 4096;
 static constexpr size_t   LARGE  = size_t(64) << 20;
 
-// padding after the last row of a stream
+// return 1 + the last row of a stream
 static uint32_t end_of(const llama_kv_rows & rows, uint32_t s) {
     uint32_t res = 0;
     rows.each_run(s, [&](uint32_t, uint32_t i1) { res = i1; });
@@ -38,12 +38,12 @@ static size_t n_bytes_free(ggml_backend_dev_t dev) {
     return free;
 }
 
-// allocate all memory of a device except so many bytes
+// allocate all memory of a device except n_bytes
 static ggml_backend_buffer_ptr take_all_but(ggml_backend_dev_t dev, size_t n_bytes) {
     return ggml_backend_buffer_ptr(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(dev), n_bytes_free(dev) - n_bytes));
 }
 
-// put a layer on each of the devices, in the order of a model
+// a cache with one layer on each of the devices, in this order
 struct cache {
     cache(const std::vector<ggml_backend_dev_t> & devs, ggml_type type, int64_t n_stream, int64_t n_embd_k = N_EMBD) :
         storage(llama_kv_storage_create_inplace(n_stream, N_MAX, 1, false, false, bufs)) {
@@ -80,7 +80,7 @@ struct cache {
                 ctx_left = std::move(ctx);
                 return;
             }
-            ggml_backend_buffer_clear(buf.get(), 0); // like the constructor of llama_kv_cache
+            ggml_backend_buffer_clear(buf.get(), 0); // as the constructor of llama_kv_cache does
             bufs.emplace_back(std::move(ctx), std::move(buf));
         }
     }
@@ -97,7 +97,7 @@ struct cache {
         return res;
     }
 
-    // call f(tensor, layer) for K and V of the layers. mapped memory of these devices is accessible to the test
+    // call f(tensor, id) for K and V of each layer. The test can access the mapped memory of these devices
     template <typename F>
     void each(F && f) {
         int id = 0;
@@ -111,7 +111,7 @@ struct cache {
         return (char *) t->data + s*t->nb[2] + i*t->nb[1];
     }
 
-    // 211 different rows of each kind
+    // return the content of a row. There are 211 different rows of each type and size
     static const std::vector<char> & pattern(const ggml_tensor * t, int id, int64_t s, int64_t i, int version) {
         static std::map<std::tuple<ggml_type, int64_t, int>, std::vector<char>> rows;
 
@@ -168,7 +168,7 @@ struct cache {
 
     bool is_there = true;
 
-    ggml_context_ptr ctx_left; // has the tensors that got no memory
+    ggml_context_ptr ctx_left; // owns the tensors for which there was no memory
 };
 
 static llama_kv_rows rows_of(const cache & c, const std::vector<uint32_t> & n) {
@@ -210,7 +210,7 @@ static void test_rows() {
 
         check(c.storage->clear(0) && c.is_zero(0, 0, 256) && !c.storage->has(0, 256) && c.is_filled(1, 0, 700), "rows: a stream is cleared");
 
-        // a stream keeps as much as the longest stream, if it had that much
+        // a stream keeps as many rows as the longest stream, if it had that many before
         check(c.storage->try_resize(rows_of(c, { 2048, N_MAX }), {}), "rows: more");
         auto used = c.storage->rows().none();
         used.add(1, 600, 700);
@@ -223,7 +223,7 @@ static void test_rows() {
     check(n_bytes_free(dev) == n_free, "rows: all memory is back");
 }
 
-// set random sizes on two devices, one of which often has too little memory: all or nothing, to the byte
+// set random sizes on two devices, of which one often has too little memory. A change succeeds completely, or changes nothing
 static void test_random() {
     for (const size_t n_mib : { 1, 2, 4 }) {
         ggml_backend_dev_t large = fake_device_add(LARGE, PAGE);
@@ -273,7 +273,7 @@ static void test_random() {
     }
 }
 
-// test kernels that use a head as a row, and read past its end, but not past the row of all heads
+// test kernels that use a head as a row. They read bytes after the head, although no bytes after a row of all heads are read
 static void test_heads() {
     ggml_backend_dev_t dev = fake_device_add(LARGE, PAGE);
 
@@ -323,7 +323,7 @@ static void test_types(ggml_type from, ggml_type to, int64_t n_stream, memory ho
     const bool   is_wider = ggml_row_size(to, N_EMBD) > ggml_row_size(from, N_EMBD);
     const size_t n_before = n_bytes_free(dev);
 
-    // two pages, one per stream, and the converted rows of a step: 2048 rows of V
+    // two pages, one page per stream, and the rows that are converted at a time: 2048 rows of V
     const size_t n_least = PAGE*(2 + n_stream) + ggml_row_size(to, LLAMA_KV_CONVERT_ELEMENTS);
 
     ggml_backend_buffer_ptr others;
@@ -344,7 +344,7 @@ static void test_types(ggml_type from, ggml_type to, int64_t n_stream, memory ho
         return;
     }
 
-    std::vector<ggml_backend_buffer_ptr> stolen; // take all free memory each time, and free none
+    std::vector<ggml_backend_buffer_ptr> stolen; // takes all memory each time that some is free
 
     const bool done = c.storage->set_types([&](const llama_kv_lines & a, const llama_kv_lines & b, bool is_v) {
         convert(a, b, is_v);
@@ -407,7 +407,7 @@ int main() {
         }
     }
 
-    // otherwise the memory freed by each part suffices, even if other programs use the rest
+    // smaller types: the memory that each part frees suffices, even if other programs take the rest
     test_types(GGML_TYPE_F16,  GGML_TYPE_Q8_0, 3, memory::stolen);
     test_types(GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, 3, memory::stolen);
 

@@ -1,5 +1,5 @@
-// unit tests of the storage of the dynamic KV cache, by copy and in place: the content after a growth, after several
-// growths, and after a growth that fails at any of its allocations
+// Unit tests of the storage of the dynamic KV cache, by copy and in place
+// They check the content after one growth, after several growths, and after a growth in which one allocation fails.
 
 #include "../src/llama-kv-storage.h"
 
@@ -22,7 +22,7 @@
 #include <vector>
 
 //
-// a buffer type of device memory, like a GPU's: only the transfer functions can access it
+// a buffer type of device memory: only transfer functions may access it, as on a GPU
 //
 
 static size_t n_transfers = 0;
@@ -41,14 +41,14 @@ static void dev_get(ggml_backend_buffer_t, const ggml_tensor * t, void * data, s
     memcpy(data, (const char *) t->data + offset, size);
 }
 
-static size_t n_dev_free = SIZE_MAX; // of the device, SIZE_MAX: unknown
+static size_t n_dev_free = SIZE_MAX; // free memory of the device. SIZE_MAX: unknown
 
 static void dev_memory(ggml_backend_dev_t, size_t * n_free, size_t * n_total) {
     *n_free  = n_dev_free == SIZE_MAX ? 0 : n_dev_free;
     *n_total = n_dev_free == SIZE_MAX ? 0 : size_t(1) << 30;
 }
 
-static size_t n_dev_tensor = SIZE_MAX; // maximum bytes of a tensor
+static size_t n_dev_tensor = SIZE_MAX; // maximum bytes of a tensor on the device
 
 static bool dev_supports_op(ggml_backend_dev_t, const ggml_tensor * op) { return ggml_nbytes(op) <= n_dev_tensor; }
 
@@ -87,7 +87,7 @@ static ggml_backend_buffer_type_t dev_buft(bool is_host) {
     return &bufts[is_host];
 }
 
-// places of a cache: host memory in pages, memory of another host buffer type, a device
+// where the cache is: host memory in pages, host memory of another buffer type, or device memory
 enum class place { pages, host, device };
 
 struct config {
@@ -102,7 +102,7 @@ struct config {
 
 static constexpr int64_t  N_EMBD  = 64;
 static constexpr uint32_t N_MAX   = 4096;
-static constexpr uint32_t N_START = 512; // by copy
+static constexpr uint32_t N_START = 512; // rows at the start, by copy
 
 struct cache {
     explicit cache(const config & cfg) : cfg(cfg), storage(llama_kv_storage_create_copy(cfg.n_stream, N_MAX, 1, cfg.v_trans, bufs)) {
@@ -130,7 +130,7 @@ struct cache {
 
         buft = cfg.where == place::pages ? ggml_backend_cpu_buffer_type() : dev_buft(cfg.where == place::host);
 
-        // like the constructor of llama_kv_cache
+        // allocate and clear, as the constructor of llama_kv_cache does
         ggml_backend_buffer_t buf = storage->alloc(ctx, buft, layers);
         ggml_backend_buffer_clear(buf, 0);
         bufs.emplace_back(ggml_context_ptr(ctx), ggml_backend_buffer_ptr(buf));
@@ -142,7 +142,7 @@ struct cache {
         return storage->try_resize(rows, n_used);
     }
 
-    // like llama_kv_cache::clear()
+    // clear the cache, as llama_kv_cache::clear() does
     void clear() {
         if (!storage->clear(-1)) {
             for (const auto & [_, buf] : bufs) {
@@ -155,8 +155,8 @@ struct cache {
         return (unsigned char) (1 + (il*131 + is_v*57 + s*89 + i*7 + ib*13) % 255);
     }
 
-    // call f(byte, pattern) for the bytes of cells in a stream. a transposed cell has one element in each of N_EMBD
-    // blocks
+    // call f(byte, pattern) for each byte of the cells [i0, i1) of a stream
+    // A cell of transposed V has one element in each of N_EMBD strips.
     template <typename F>
     void each(uint32_t i0, uint32_t i1, int64_t s, F && f) {
         for (uint32_t il = 0; il < cfg.n_layer; ++il) {
@@ -191,7 +191,7 @@ struct cache {
         return res;
     }
 
-    // the tensors, their views and the buffers agree
+    // return true if the tensors, their views and the buffers agree
     bool consistent() const {
         for (uint32_t il = 0; il < cfg.n_layer; ++il) {
             for (const auto & [t, views] : { std::make_pair(k[il], &k_stream[il]), std::make_pair(v[il], &v_stream[il]) }) {
@@ -201,7 +201,8 @@ struct cache {
                 if (t->ne[1] != storage->n_rows() || !ggml_is_contiguous(t)) {
                     return false;
                 }
-                // at the same address and with the same name: states on a device and the split modes depend on it
+                // the type of the buffer and the names must stay the same, because states in device memory and the split modes
+                // depend on them
                 if (ggml_backend_buffer_get_type(t->buffer) != buft) {
                     return false;
                 }
@@ -256,7 +257,7 @@ struct cache {
     std::unique_ptr<llama_kv_storage> storage;
 };
 
-// bytes of buffers beyond their tensors: in pages, K and V each start on a new page
+// bytes by which buffers can be larger than their tensors. In pages, K and V each start on a new page
 static size_t size_slack(const config & cfg) {
     return (cfg.where == place::pages ? 2 : 1)*4096*cfg.n_layer;
 }
@@ -267,7 +268,7 @@ static std::string describe(const config & cfg) {
         (cfg.where == place::device ? " device" : cfg.where == place::pages ? " pages" : " host");
 }
 
-// streams are filled to different depths
+// return the number of used cells, which differs between the streams
 static std::vector<uint32_t> used(const config & cfg, uint32_t n) {
     std::vector<uint32_t> res;
     for (int64_t s = 0; s < cfg.n_stream; ++s) {
@@ -302,12 +303,12 @@ static void test_grow(const config & cfg) {
         n_transfers = 0;
         check(c.resize(n_cells, n), what + ": grows");
 
-        // a get and a set per stream and tensor, for any number of rows; none on the host
+        // one read and one write per stream and tensor, whatever the number of rows. None on the host
         check(n_transfers <= (size_t) (cfg.where == place::device ? 4*cfg.n_stream*cfg.n_layer : 0), what + ": transfers");
         check(c.storage->n_rows() == n_cells, what + ": size");
         check_data(c, n, what);
 
-        // buffers of the previous sizes are freed
+        // the buffers of earlier sizes must be freed
         check(c.size_bufs() < (n_cells + 64)*n_bytes_cell*cfg.n_layer*cfg.n_stream + size_slack(cfg), what + ": buffers");
     }
 
@@ -315,9 +316,9 @@ static void test_grow(const config & cfg) {
     check_data(c, std::vector<uint32_t>(cfg.n_stream, 0), describe(cfg) + " cleared");
 }
 
-// fail each allocation of a growth, then grow successfully
+// let each allocation of a growth fail, and then grow successfully
 static void test_fail(const config & cfg, int * n_alloc) {
-    // allocations are counted over the process, so that the next one has a known number
+    // The allocations of the whole process are counted, so n_alloc is the number of the last one.
     for (uint32_t i_fail = 0; i_fail < cfg.n_layer; ++i_fail) {
         for (const bool first : { true, false }) {
             cache c(cfg);
@@ -341,7 +342,7 @@ static void test_fail(const config & cfg, int * n_alloc) {
 
             set_fail(std::to_string(*n_alloc + i_fail + 1).c_str());
             check(!c.resize(2*n_cells, n), what + ": fails");
-            *n_alloc += 2*i_fail + 1; // the layers that had grown, and the same layers during the undo
+            *n_alloc += 2*i_fail + 1; // the layers that had grown, the allocation that failed, and the same layers again during the undo
 
             check(c.storage->n_rows() == n_cells, what + ": keeps its size");
 
@@ -357,7 +358,7 @@ static void test_fail(const config & cfg, int * n_alloc) {
     }
 }
 
-// test a device with too little memory: no allocation is tried, so that other allocations succeed
+// test a device with too little memory. No allocation may be tried, because it would take memory from others
 static void test_device_is_full() {
     const config cfg = { GGML_TYPE_F16, GGML_TYPE_F16, false, true, 1, 3, place::device };
 
@@ -369,7 +370,7 @@ static void test_device_is_full() {
 
     c.fill(0, 0, 256);
 
-    // at first all layers share a buffer, which is freed when the last layer has its own
+    // the first growth: all layers share a buffer, which is freed only when the last layer has its own
     n_dev_free = margin + 1024*n_row - 1;
     n_transfers = 0;
     check(!c.resize(1024, n) && n_transfers == 0 && !c.storage->moved(), "device is full: first growth");
@@ -388,7 +389,8 @@ static void test_device_is_full() {
     n_dev_free = SIZE_MAX;
 }
 
-// test a device that limits the size of a tensor: the scheduler would end the process
+// test a device that limits the size of a tensor. A growth beyond the limit must be refused, because the scheduler would end the
+// process
 static void test_device_takes_no_larger_tensor() {
     const config cfg = { GGML_TYPE_F16, GGML_TYPE_F16, false, true, 3, 2, place::device };
 
@@ -408,8 +410,9 @@ static void test_device_takes_no_larger_tensor() {
     n_dev_tensor = SIZE_MAX;
 }
 
-// test that a change keeps memory for other allocations: wider types are refused, narrower types remain in the shared
-// first buffer of all layers, which would be freed only after the last layer
+// test that a change of types leaves memory for other allocations
+// Wider types are refused. Narrower types stay in the first buffer, which all layers share, because it could be freed only after
+// the last layer has moved.
 static void test_types_on_a_full_device() {
     const config cfg = { GGML_TYPE_F16, GGML_TYPE_F16, false, true, 1, 3, place::device };
 
@@ -441,7 +444,7 @@ static void test_types_on_a_full_device() {
         n_dev_free = SIZE_MAX;
     }
 
-    // with separate buffers, each layer frees more than it allocates
+    // if each layer has a buffer of its own, each layer frees more than it allocates
     cache c(cfg);
     check(c.resize(1024, n), "types, device is full: grown");
     const size_t size = c.size_bufs();
@@ -452,7 +455,8 @@ static void test_types_on_a_full_device() {
     n_dev_free = SIZE_MAX;
 }
 
-// change to narrower types with each allocation failing: either all layers leave their shared first buffer, or none
+// change to narrower types while each allocation fails once. Either all layers leave the first buffer, which they share, or none
+// does
 static void test_types_fail(const config & cfg, int * n_alloc) {
     if (cfg.v_trans || ggml_is_quantized(cfg.type_v)) {
         return;
@@ -473,7 +477,7 @@ static void test_types_fail(const config & cfg, int * n_alloc) {
     }
 }
 
-// free memory, with each allocation of the smaller buffers failing
+// free rows while each allocation of a smaller buffer fails once
 static void test_shrink(const config & cfg, int * n_alloc) {
     for (uint32_t i_fail = 0; i_fail <= cfg.n_layer; ++i_fail) {
         cache c(cfg);
@@ -486,7 +490,7 @@ static void test_shrink(const config & cfg, int * n_alloc) {
 
         const auto n = used(cfg, 300);
         for (int64_t s = 0; s < cfg.n_stream; ++s) {
-            c.fill(s, 0, 1000); // more than the remaining rows
+            c.fill(s, 0, 1000); // also fill rows that will be freed
         }
 
         const size_t size = c.size_bufs();
@@ -506,7 +510,7 @@ static void test_shrink(const config & cfg, int * n_alloc) {
     }
 }
 
-// map and unmap rows in place, like the cache: with holes, into other streams, with a commit that fails
+// commit and free rows in place, as the cache does: with holes, in several streams, and with a commit that fails
 static void test_inplace(bool v_trans) {
     const std::string what = v_trans ? "in place, transposed" : "in place";
 
@@ -555,13 +559,13 @@ static void test_inplace(bool v_trans) {
     set(1, 10, 3);
     set(1, 2000, 4);
 
-    // all of stream 0, and nothing else: rows of stream 1 alone are zero
+    // copy all of stream 0. Rows that only stream 1 had become zero
     auto same = storage->rows();
     same.set_stream(1, storage->rows(), 0);
     check(storage->try_resize(same, {}) && storage->copy_stream(0, 1), what + ": copies a stream");
     check(is(1, 0, 1) && is(1, 399, 2) && is(1, 10, 0) && is(1, 2000, 0), what + ": the copy");
 
-    // a hole
+    // free rows in the middle
     auto rest = storage->rows().none();
     rest.add(0, 384, 400);
     rest = storage->rest(rest, 0);
@@ -582,7 +586,7 @@ static void test_inplace(bool v_trans) {
     set_fail("");
 }
 
-// fail a commit: nothing changes
+// let a commit fail. Nothing may change
 static void test_inplace_fails() {
     ggml_context_ptr ctx { ggml_init({ 6*ggml_tensor_overhead(), NULL, true }) };
 
@@ -626,7 +630,7 @@ int main() {
 
     int n_alloc = 0;
 
-    set_fail("-1"); // count, but do not fail
+    set_fail("-1"); // count the allocations, but let none fail
 
     for (const auto & cfg : configs) {
         test_fail(cfg, &n_alloc);

@@ -1,6 +1,6 @@
-// unit tests of a change of types in the storage of the dynamic KV cache: every row of every layer and stream must equal
-// the conversion of its bytes. everything else must be zero. the change has memory next to the cells, inside of them, or
-// none
+// Unit tests of a change of types in the storage of the dynamic KV cache
+// Every row of every layer and stream must equal the conversion of its bytes, and all other bytes must be zero. The change has
+// memory for a copy of the cells, only the memory of the cells, or no memory.
 
 #include "../src/llama-kv-pages.h"
 
@@ -16,7 +16,7 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
 
     cache c(cfg, from);
 
-    // streams end at different rows. by copy all streams have equal rows, and in place there is a hole
+    // The streams end at different rows. By copy, all streams have the same rows. In place, there is a hole.
     auto rows = c.storage->rows();
     if (cfg.what == kind::inplace) {
         for (int64_t s = 0; s < cfg.n_stream; ++s) {
@@ -74,7 +74,7 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
         check(c.storage->n_bytes(c.storage->rows(), to, to) <= c.size_bufs() + 4096, what + ": bytes known before");
     }
 
-    // and back, which loses the precision of the type
+    // change back, which does not restore the precision
     check(c.storage->prepare_types(from, from, n_used), what + ": back is prepared");
     c.storage->set_types(convert);
     check(c.is_consistent(from) && c.is_rest_zero(n_used), what + ": back");
@@ -85,7 +85,7 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
     }
     check(n_wrong == 0, what + ": rows back");
 
-    // it continues to grow
+    // the cache can still grow
     if (cfg.what != kind::fixed) {
         auto more = c.storage->rows();
         more.add(0, 1024, N_MAX);

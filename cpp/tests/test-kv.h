@@ -1,6 +1,6 @@
 #pragma once
 
-// common helpers of the unit tests of the dynamic KV cache
+// Helpers for the unit tests of the dynamic KV cache
 
 #include <cstdint>
 #include <cstdio>
@@ -20,7 +20,7 @@ static inline void check_eq(const char * what, uint64_t expected, uint64_t actua
     check(expected == actual, std::string(what) + ": expected " + std::to_string(expected) + ", got " + std::to_string(actual));
 }
 
-// set LLAMA_KV_DYNAMIC_FAIL, see llama-kv-fault.h. "": unset it
+// set the environment variable LLAMA_KV_DYNAMIC_FAIL, see llama-kv-fault.h. "": unset it
 static inline void set_fail(const char * n) {
 #ifdef _WIN32
     _putenv_s("LLAMA_KV_DYNAMIC_FAIL", n);

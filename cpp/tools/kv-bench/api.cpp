@@ -11,7 +11,7 @@
 void llama_api_map_large_buffers(const llama_api & api) {
 #ifdef __GLIBC__
     if (api.mallopt) {
-        api.mallopt(M_MMAP_THRESHOLD, 64*1024); // fixed: the default threshold rises with each freed size
+        api.mallopt(M_MMAP_THRESHOLD, 64*1024); // set a fixed threshold, because the default threshold rises with each freed size
     }
 #else
     (void) api;
@@ -53,7 +53,7 @@ std::string llama_api_linked_path() {
 }
 
 llama_api llama_api_load(const std::string & path) {
-    void * lib = dlmopen(LM_ID_NEWLM, path.c_str(), RTLD_NOW | RTLD_LOCAL); // never closed: used until the end of the process
+    void * lib = dlmopen(LM_ID_NEWLM, path.c_str(), RTLD_NOW | RTLD_LOCAL); // never closed, because it is used until the process ends
     if (lib == nullptr) {
         throw std::runtime_error(dlerror());
     }

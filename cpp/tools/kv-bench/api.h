@@ -6,15 +6,18 @@
 
 #include <string>
 
-// The functions of a libllama that kv-bench calls: the linked library, or another build's, loaded in addition.
+// The functions of a libllama that kv-bench calls. It is the linked library, or the library of another build that is loaded in
+// addition.
 //
-// A second libllama with the same name and symbols is loaded into its own namespace (dlmopen(), glibc), with its own
-// ggml and C library: it shares nothing with the first. Two alternating processes would work, too, but each process has
-// its own core, scheduler queue and weights, whose effect exceeds the measured difference. Rejected as well: dlopen()
-// with RTLD_DEEPBIND, because both would share ggml, which a patch may change.
+// A second libllama with the same name and symbols is loaded into a namespace of its own (dlmopen(), glibc), with its own ggml
+// and C library. So it shares nothing with the first one.
 //
-// Both must be of one upstream: llama_context_params must be the same struct. kv_dynamic is in a padding of upstream's
-// struct.
+// Rejected: two processes that take turns. Each process has its own core, scheduler queue and weights, whose effect exceeds the
+// measured difference.
+// Rejected: dlopen() with RTLD_DEEPBIND. Both libraries would share ggml, which a patch may change.
+//
+// Both libraries must be built from the same version of upstream, because llama_context_params must be the same struct.
+// kv_dynamic is in a padding of upstream's struct.
 #define KV_BENCH_API(X)           \
     X(ggml_backend_load_all)      \
     X(llama_backend_free)         \
@@ -44,23 +47,23 @@ struct llama_api {
     KV_BENCH_API(KV_BENCH_MEMBER)
 #undef KV_BENCH_MEMBER
 
-    decltype(&::llama_get_memory_usage) llama_get_memory_usage = nullptr; // null without the patches
+    decltype(&::llama_get_memory_usage) llama_get_memory_usage = nullptr; // null if the library does not have the patches
 
-    // of its C library
+    // functions of the library's own C library
     void * (*malloc)(size_t)   = nullptr;
     void   (*free)(void *)     = nullptr;
     int    (*mallopt)(int, int) = nullptr; // null if the C library is not glibc
 };
 
-// map ggml's work buffer, a new uint8_t[]. on the heap, it begins at any multiple of 16 bytes, which makes a prompt 20
-// % slower or faster by chance (measured with AVX-512). a mapped large buffer always begins at the same offset of a
-// page
+// let malloc() map large buffers, such as ggml's work buffer (a new uint8_t[])
+// On the heap, such a buffer begins at any multiple of 16 bytes. By chance, this makes a prompt 20 % slower or faster (measured
+// with AVX-512). A mapped buffer always begins at the same offset in a page.
 void llama_api_map_large_buffers(const llama_api & api);
 
 llama_api llama_api_linked();
 
-// return the file of the linked libllama. throws std::runtime_error
+// return the path of the linked libllama. throws std::runtime_error
 std::string llama_api_linked_path();
 
-// load a libllama (path) of a build with shared libraries. throws std::runtime_error
+// load a libllama from a path. Its build must have shared libraries. throws std::runtime_error
 llama_api llama_api_load(const std::string & path);

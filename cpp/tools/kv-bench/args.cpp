@@ -35,7 +35,7 @@ void kv_bench_usage(const char * prog) {
     printf("  -v,    --verbose              Show the log on stderr.\n");
 }
 
-// call parse(name, value) for each item of a comma separated list
+// call parse(name, value) for each item of a list that is separated by commas
 template <typename T, typename F>
 static bool parse_list(const std::string & str, std::vector<T> & res, F && parse) {
     size_t pos = 0;

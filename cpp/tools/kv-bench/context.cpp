@@ -6,7 +6,7 @@
 #include <ctime>
 #include <stdexcept>
 
-// the sequence with the whole context, and the sequence of a single batch
+// the sequence that contains the whole context, and the sequence of the batch that is being decoded
 static constexpr llama_seq_id SEQ_ALL  = 0;
 static constexpr llama_seq_id SEQ_FILL = 1;
 
@@ -62,7 +62,7 @@ bench_model::bench_model(const llama_api & api, const kv_bench_params & params, 
 bench_model::~bench_model() {
     api.llama_model_free(model);
     api.llama_backend_free();
-    api.llama_log_set(nullptr, nullptr); // later messages must not access the destroyed log
+    api.llama_log_set(nullptr, nullptr); // later messages must not access the log, which is destroyed now
 }
 
 //
@@ -83,8 +83,8 @@ bench_context::bench_context(const bench_model & model, const kv_bench_params & 
     cparams.n_batch         = n_batch;
     cparams.n_ubatch        = params.n_ubatch;
     cparams.n_seq_max       = 2;
-    cparams.kv_unified      = true; // both sequences in one stream
-    cparams.swa_full        = false; // like the programs
+    cparams.kv_unified      = true; // one stream for both sequences
+    cparams.swa_full        = false; // the same as in the programs of llama.cpp
     cparams.n_threads       = params.n_threads;
     cparams.n_threads_batch = params.n_threads;
     cparams.flash_attn_type = params.flash_attn;

@@ -1,12 +1,11 @@
 #pragma once
 
-// One model and one context of a libllama, and the measured calls.
+// One model and one context of a libllama, and the calls whose time is measured.
 //
-// Attention over a long context makes a prompt slow, but it is not measured. So the cache is filled without it: each
-// batch is decoded as a separate sequence, at its positions in the whole, and then moved to sequence 0 (seq_cp,
-// seq_rm). Everything else equals a prompt: llama_decode() computes and writes every row into the same cells, and the
-// cache grows at the same places. Only a token of one batch does not see the tokens of another batch, and the backend
-// skips masked cells.
+// To fill a cache, attention over a long context would make each batch slow, although this time is not measured. So each batch is
+// decoded as a sequence of its own, at its positions in the whole context. Then it is moved to sequence 0 (seq_cp, seq_rm).
+// llama_decode() computes and writes every row into the same cells as for a prompt, and the cache grows at the same places. There
+// is only one difference: a token does not see the tokens of other batches, and the backend skips masked cells.
 
 #include "api.h"
 #include "args.h"
@@ -16,24 +15,24 @@
 #include <string>
 #include <vector>
 
-// Return the processor time of this process in seconds. With one thread, it is the time of a call on an idle machine,
-// independent of other load. With several threads or a device, return the time of the clock: threads that wait use
+// Return the processor time of this process in seconds. With one thread, this is the time that a call needs on an idle machine,
+// whatever the other load. With several threads or a device, return the time of the clock instead, because waiting threads use
 // processor time, and a device uses none.
 double seconds_of(const kv_bench_params & params);
 
-// null: no device is named or found
+// return the device of the command line. The result is null if none is named or found
 ggml_backend_dev_t device_of(const kv_bench_params & params);
 
-// one llama_decode(), with llama_synchronize()
+// one llama_decode(), including llama_synchronize()
 struct call_result {
-    uint32_t depth;    // cells in use before
+    uint32_t depth;    // cells in use before the call
     uint32_t n_tokens;
     double   seconds;
 
     uint32_t n_grow;         // growths in this call
-    double   grow_seconds;   // spent in them
-    uint64_t n_bytes_copied; // by them
-    uint64_t n_bytes_added;  // committed in them
+    double   grow_seconds;   // time of the growths
+    uint64_t n_bytes_copied; // bytes that the growths copied
+    uint64_t n_bytes_added;  // bytes that the growths committed
     uint32_t n_cells_added;
 };
 
@@ -43,7 +42,7 @@ struct error_log {
     std::string last;
 };
 
-// throws std::runtime_error if the model cannot be loaded
+// a loaded model. The constructor throws std::runtime_error if it cannot be loaded
 class bench_model {
   public:
     bench_model(const llama_api & api, const kv_bench_params & params, error_log & log);
@@ -56,10 +55,10 @@ class bench_model {
     llama_model *     model;
 };
 
-// no cell is free, or memory ran out
+// thrown if no cell is free, or memory has run out
 struct cache_full {};
 
-// throws std::runtime_error if the context cannot be created or a call fails, and cache_full
+// a context of the model. The functions throw std::runtime_error if a call fails, and cache_full
 class bench_context {
   public:
     bench_context(const bench_model & model, const kv_bench_params & params);
@@ -69,17 +68,17 @@ class bench_context {
     bench_context & operator=(const bench_context &) = delete;
 
     call_result fill(uint32_t n);   // without attention to the context
-    void fill_by_copy(uint32_t n);  // the same, with copies of the cells of a previous call of as many tokens, if possible
+    void fill_by_copy(uint32_t n);  // as fill(), but if possible, copy the cells of an earlier call with as many tokens
     call_result decode(uint32_t n); // with attention to the whole context
 
     void clear();
 
-    ggml_type type() const; // of K
+    ggml_type type() const; // type of K
 
-    // return the seconds of the change. throws std::runtime_error if it is refused
+    // change the types of the cells, and return the seconds that this took. throws std::runtime_error if the change is refused
     double retype(ggml_type type);
 
-    llama_memory_usage usage() const; // zeros without the patches
+    llama_memory_usage usage() const; // all members are 0 without the patches
 
     uint32_t depth() const { return n_past; }
 
@@ -100,7 +99,7 @@ class bench_context {
     int32_t  n_vocab;
     uint32_t n_past = 0;
 
-    std::vector<uint8_t> filled; // state of n_filled tokens at the positions from pos_filled
+    std::vector<uint8_t> filled; // state of n_filled tokens, which begin at position pos_filled
     uint32_t n_filled   = 0;
     uint32_t pos_filled = 0;
 };

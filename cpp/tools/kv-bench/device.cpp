@@ -29,7 +29,8 @@ void device_bytes_peak::start() {
     sampler = std::thread([this]() {
         while (running) {
             highest = std::max(highest.load(), device_bytes(dev));
-            std::this_thread::sleep_for(std::chrono::milliseconds(5)); // each query may delay the threads that allocate
+            // not more often, because each query may delay the threads that allocate
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
         }
     });
 }

@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <thread>
 
-// return the used bytes of a device, by all programs. -1: no device
+// return the bytes of a device that are used by all programs together. -1: no device
 int64_t device_bytes(ggml_backend_dev_t dev);
 
-// The highest device_bytes() between start() and stop(). A thread polls every 5 ms and may miss shorter peaks. The peak
-// belongs to the context if no other program uses the device.
+// measures the highest device_bytes() between start() and stop()
+// A thread polls every 5 ms and may miss shorter peaks. The peak is that of the context only if no other program uses the device.
 class device_bytes_peak {
   public:
     explicit device_bytes_peak(ggml_backend_dev_t dev) : dev(dev) {}

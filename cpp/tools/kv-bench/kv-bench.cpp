@@ -1,4 +1,4 @@
-// Measure the memory of a context, and its speed against a static context. See README.md.
+// Measures the memory of a context, and its speed in comparison to a static context. See README.md.
 
 #include "api.h"
 #include "args.h"
@@ -71,7 +71,8 @@ static void write_turns(json_line & out, const kv_bench_params & params, const s
     out.end_array();
 }
 
-// load both into new namespaces: the same library is some percent faster in one than in the program's own
+// compare with the library --other. Load both libraries into new namespaces: a library is some percent faster there than in the
+// program's own namespace
 static std::vector<pair_result> measure_other(const kv_bench_params & params, error_log & log) {
     const std::string paths[] = { llama_api_linked_path(), params.other };
 
@@ -86,7 +87,7 @@ static std::vector<pair_result> measure_other(const kv_bench_params & params, er
     return turns_measure(params, *models[0], *models[1]);
 }
 
-// status: ok, or fails with a reason
+// measure, and write the status: ok, or fails with a reason
 static bool measure(json_line & out, const kv_bench_params & params) {
     error_log log;
     log.verbose = params.verbose;

@@ -17,7 +17,7 @@
 #include <unistd.h>
 #endif
 
-// fresh memory from the system, without a mapped page
+// memory that was just reserved from the system, with no page mapped yet
 class fresh_memory {
   public:
     explicit fresh_memory(size_t n_bytes) : size(n_bytes) {
@@ -76,7 +76,7 @@ static double timed(F && f) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - t_start).count();
 }
 
-// seconds, 0 without enough memory. each thread copies a part
+// return the seconds of a memcpy, in which each thread copies a part. 0: there is not enough memory
 static double time_memcpy(const fresh_memory & src, int32_t n_threads) {
     fresh_memory dst(src.size);
     if (dst.data == nullptr) {

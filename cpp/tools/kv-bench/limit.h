@@ -4,12 +4,14 @@
 
 #include <cstdint>
 
-// The best time of the machine, as a reference for a growth: the same bytes without a cache, once, right after a
-// growth. Other load of the machine affects both.
+// The best time that the machine could need for a growth, as a reference: the same bytes are copied and added once without a
+// cache, right after the growth. So other load of the machine affects both times.
 struct growth_limit {
-    double memcpy_seconds = 0.0; // of the copied bytes, into untouched memory
-    double commit_seconds = 0.0; // of the added bytes: the system maps fresh memory; on a device: allocated and zeroed
+    double memcpy_seconds = 0.0; // time to copy the copied bytes into untouched memory
+    // time to add the added bytes: in host memory, the system maps fresh memory. on a device, memory is allocated and zeroed
+    double commit_seconds = 0.0;
 };
 
-// measure on the device dev, or in host memory if null. n_threads: of the memcpy in host memory
+// measure in the memory of a device, or in host memory if dev is null
+// n_threads: number of threads of the memcpy in host memory
 growth_limit limit_growth(ggml_backend_dev_t dev, uint64_t n_bytes_copied, uint64_t n_bytes_added, int32_t n_threads);

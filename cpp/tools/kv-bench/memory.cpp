@@ -17,7 +17,7 @@ class measurement {
         start();
     }
 
-    // since begin()
+    // record the numbers of this moment, and the peaks since the previous moment
     void point(const char * name, double seconds = 0.0, double memcpy_seconds = 0.0) {
         stop();
 
@@ -44,7 +44,7 @@ class measurement {
     }
 
   private:
-    // exclude this memory from the context's peak
+    // measure the reference time of a growth, without counting its memory in the context's peak
     growth_limit limit(uint64_t n_bytes_copied, uint64_t n_bytes_added, int32_t n_threads = 1) {
         stop();
         const growth_limit found = limit_growth(device_of(params), n_bytes_copied, n_bytes_added, n_threads);
@@ -68,7 +68,7 @@ class measurement {
     memory_result & res;
 
     resident_peak peak;
-    int64_t peak_before = -1; // since begin(), until the peak was restarted
+    int64_t peak_before = -1; // peak since the previous moment, up to the last call of stop()
 
     device_bytes_peak device_peak;
     int64_t device_peak_before = -1;

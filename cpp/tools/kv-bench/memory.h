@@ -1,6 +1,6 @@
 #pragma once
 
-// The memory of one context: created, filled to some depths, cleared and used once more.
+// Measures the memory of one context that is created, filled to some depths, cleared and used once more.
 
 #include "context.h"
 #include "device.h"
@@ -15,21 +15,21 @@ struct growth_result {
     growth_limit limit; // measured right after the call
 };
 
-// the numbers at one moment
+// the numbers of one moment
 struct point_result {
-    std::string name; // created, depth, full, the new type of the cells, after-clear
+    std::string name; // "created", "depth", "full", the new type of the cells, or "after-clear"
     uint32_t    depth;
     llama_memory_usage usage;
 
-    ggml_type type; // of K
+    ggml_type type; // type of K
 
-    double seconds;        // of the change
-    double memcpy_seconds; // of the bytes that the change read and wrote
+    double seconds;        // duration of a change of types
+    double memcpy_seconds; // time of a memcpy of the bytes that the change read and wrote
 
     int64_t rss;
     int64_t peak; // highest resident memory since the previous moment
 
-    // of the device, by all programs. -1: no device
+    // memory of the device that all programs use. -1: no device
     int64_t device;
     int64_t device_peak;
 };
@@ -41,8 +41,8 @@ struct memory_result {
     bool    peak_exact     = false;
 
     std::vector<point_result>  points;
-    std::vector<growth_result> growths; // calls that grew
+    std::vector<growth_result> growths; // calls in which the cache has grown
 };
 
-// throws std::runtime_error
+// measure a context. throws std::runtime_error
 memory_result memory_measure(const kv_bench_params & params, const bench_model & model);

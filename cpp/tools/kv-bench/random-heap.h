@@ -5,14 +5,14 @@
 #include <random>
 #include <vector>
 
-// Draw the position of a context's memory at random: allocate blocks of random sizes before the context is created,
-// free some, and keep the others while this object lives.
+// Gives the memory of a context random addresses: allocates blocks of random sizes before the context is created, frees some of
+// them, and keeps the others while this object exists.
 //
-// The memory from the C library affects the speed of a context by chance, and a build gets the same memory in each
-// process. So a change of one allocation would look like a change of speed. With a random position for each context,
-// rounds are observations of both. (T. Mytkowicz et al.: Producing wrong data without doing anything obviously wrong,
-// ASPLOS 2009; C. Curtsinger, E. Berger: Stabilizer, ASPLOS 2013, which also moves code and stack, but needs its own
-// compiler.)
+// The addresses that the C library returns affect the speed of a context by chance. A build gets the same addresses in each
+// process. So if a patch changes one allocation, this would look like a change of speed. With random addresses for each context,
+// the average over the rounds does not depend on them. (T. Mytkowicz et al.: Producing wrong data without doing anything
+// obviously wrong, ASPLOS 2009; C. Curtsinger, E. Berger: Stabilizer, ASPLOS 2013, which also moves code and stack, but needs its
+// own compiler.)
 class random_heap {
   public:
     random_heap(const llama_api & api, std::mt19937 & rng);

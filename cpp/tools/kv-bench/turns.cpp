@@ -12,7 +12,7 @@ namespace {
 
 class turns {
   public:
-    static constexpr int N_CREATE = 6; // contexts created in a round; the last one is used
+    static constexpr int N_CREATE = 6; // number of contexts that are created in a round. only the last one is used
 
     turns(const kv_bench_params & params, std::vector<pair_result> & res) : params(params), params_base(params_of_base(params)), res(res), rng(params.seed) {
     }
@@ -20,7 +20,7 @@ class turns {
     void round(uint32_t i, const bench_model & model_test, const bench_model & model_base) {
         i_round = i;
         i_depth = 0;
-        i_pair  = params.seed + i; // the first side also alternates from round to round
+        i_pair  = params.seed + i; // also alternate from round to round which context is first
 
         const random_heap heap_test(model_test.api, rng);
         const random_heap heap_base(model_base.api, rng);
@@ -38,7 +38,7 @@ class turns {
             fill(*test, *base, depth);
             decode("prompt", *test, *base, params.n_batch, params.n_prompt);
 
-            // the tokens cross the end of the storage, if it is near
+            // generate across the end of the storage, if it is near, so that a growth is measured
             const uint32_t n_past = test->depth();
             const uint32_t edge   = test->usage().n_cells;
             if (edge > n_past + params.n_gen/2 && edge < n_past + params.n_ubatch) {
@@ -73,7 +73,7 @@ class turns {
     void fill(bench_context & test, bench_context & base, uint32_t depth) const {
         while (base.depth() + 1 < depth) {
             const uint32_t n = std::min(params.n_ubatch, depth - 1 - base.depth());
-            if (params.kv_dynamic) { // each batch grows the cache as a prompt does
+            if (params.kv_dynamic) { // let each batch grow the cache, as a prompt does
                 test.fill(n);
                 base.fill(n);
             } else {
@@ -82,20 +82,20 @@ class turns {
             }
         }
         if (base.depth() < depth) {
-            test.fill(1); // also rotates the copied cells, which is not measured
+            test.fill(1); // this call also makes the K-shift of the copied cells, which is not measured
             base.fill(1);
         }
     }
 
-    // consecutive, so that the cache grows as usual
+    // decode n batches in the two contexts in turn, without a gap, so that the cache grows as usual
     void decode(const char * kind, bench_context & test, bench_context & base, uint32_t n, uint32_t n_tokens) {
         for (uint32_t i = 0; i < n; ++i) {
             pair(kind, [&] { return test.decode(n_tokens); }, [&] { return base.decode(n_tokens); });
         }
     }
 
-    // The threads of a library's OpenMP wait actively for some milliseconds after a call. The other library has its own
-    // threads, which would compete with them.
+    // let the threads of the other library fall asleep. After a call, the threads of OpenMP wait actively for some milliseconds,
+    // and would compete with the threads of this library
     void wait_for_idle_threads() const {
         if (!params.other.empty() && params.n_threads > 1) {
             std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -1,4 +1,4 @@
-# the parts of llama-server that upstream does not have, included by CMakeLists.txt
+# The parts of llama-server that upstream does not have. CMakeLists.txt includes this file
 
 target_sources(server-context PRIVATE
     server-batch-view.cpp

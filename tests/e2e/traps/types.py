@@ -102,7 +102,12 @@ TYPES = (
     ),
     Trap(
         "old bytes after rows that became smaller are read as numbers",
-        Edit(STORAGE, "llama_kv_shrink_layout(t, trans, n_rows(), n_used);", "(void) 0;", after="llama_kv_set_type(t, dst.type);"),
+        Edit(
+            STORAGE,
+            "llama_kv_shrink_layout(t, trans, n_rows(), n_used);",
+            "(void) 0;",
+            after="llama_kv_set_type(t, dst.type);",
+        ),
         copies("llama-dense", "retype-fail", "--fail", "6+", *TRANSPOSED),  # 1 to 5 belong to the compute buffers
         "status: not-run",
     ),

@@ -1,10 +1,10 @@
-#ifndef GGML_CUDA_PAGES_FAKE // tests/test-kv-cuda.cpp compiles this file with a driver of its own
+#ifndef GGML_CUDA_PAGES_FAKE // tests/test-kv-cuda.cpp compiles this file with a fake driver
 #include "common.cuh"
 #endif
 
 #include "pages.cuh"
 
-// depends on the patch to ggml-cuda.cu: on an older ggml without that patch, this file is empty
+// This file depends on the patch to ggml-cuda.cu, which defines GGML_CUDA_PAGES. Without that patch, this file is empty.
 #if defined(GGML_CUDA_PAGES)
 
 #include "ggml-backend-impl.h"
@@ -22,14 +22,14 @@
 
 static bool ggml_cuda_pages_ok(const char * what, cudaError_t err) {
     if (err != cudaSuccess) {
-        (void) cudaGetLastError(); // so that a later check does not find it
+        (void) cudaGetLastError(); // reset the error, so that a later check does not find it
         GGML_LOG_WARN(GGML_CUDA_NAME " pages: %s: %s\n", what, cudaGetErrorString(err));
     }
 
     return err == cudaSuccess;
 }
 
-#if !defined(GGML_USE_HIP) // there it is the same type
+#if !defined(GGML_USE_HIP) // with HIP, both error types are the same
 static bool ggml_cuda_pages_ok(const char * what, CUresult err) {
     if (err != CUDA_SUCCESS) {
         GGML_LOG_WARN(GGML_CUDA_NAME " pages: %s: %s\n", what, cu_get_error_str(err));
@@ -39,9 +39,9 @@ static bool ggml_cuda_pages_ok(const char * what, CUresult err) {
 }
 #endif
 
-// Each page is a separate allocation and mapping: any page can be freed alone, which a part of a mapping cannot, and HIP sets the
-// access of exactly the new pages without errors. The price is four calls per page. It has not been measured yet against one
-// allocation for many pages.
+// The pages of a range of addresses. Each page has its own allocation and its own mapping, for two reasons: any page can be freed
+// alone, which is not possible for a part of a mapping, and HIP can set the access of exactly the new pages without errors. The
+// price is four calls of the driver per page. This has not been measured yet against one allocation for many pages.
 struct ggml_cuda_pages {
     ggml_cuda_pages(int device, size_t page_size, size_t n_pages);
     ~ggml_cuda_pages();
@@ -49,44 +49,46 @@ struct ggml_cuda_pages {
     ggml_cuda_pages(const ggml_cuda_pages &) = delete;
     ggml_cuda_pages & operator=(const ggml_cuda_pages &) = delete;
 
-    // pages [i0, i1), as map() and unmap() of ggml-pages.h
+    // map and unmap the pages [i0, i1), as map() and unmap() of ggml-pages.h do
     bool map  (size_t i0, size_t i1);
     bool unmap(size_t i0, size_t i1);
 
-    // the bytes [begin, end) of the range, where it is mapped
+    // set the mapped parts of the bytes [begin, end) of the range to a value
     void set(size_t begin, size_t end, uint8_t value);
 
     size_t n_bytes() const;
     size_t n_bytes_mapped() const;
 
-    const int    device; // physical
+    const int    device; // physical device
     const size_t page_size;
 
-    char * base = nullptr; // null: there are no addresses
+    char * base = nullptr; // null: the addresses could not be reserved
 
-    bool (*plain_cpy_tensor)(ggml_backend_buffer_t, const ggml_tensor *, ggml_tensor *) = nullptr; // of ggml's own buffers
+    bool (*plain_cpy_tensor)(ggml_backend_buffer_t, const ggml_tensor *, ggml_tensor *) = nullptr; // copy function of ggml's own buffers
 
 private:
     enum state : uint8_t {
         ABSENT,
-        HELD,   // has memory, but may not be used: its zeros are not there yet, or it could not be given back, or not yet
+        // the page has memory, but may not be used: it is not zeroed yet, or it could not be freed, or not yet
+        HELD,
         MAPPED,
     };
 
     char * address(size_t i) const;
 
-    bool create(size_t i); // ABSENT to HELD
-    bool remove(size_t i); // to ABSENT
+    bool create(size_t i); // change page i from ABSENT to HELD
+    bool remove(size_t i); // change page i to ABSENT
 
     bool wait() const;
 
     std::vector<state> states;
-    std::vector<int>   users; // physical devices that have access
+    std::vector<int>   users; // physical devices that have access to the pages
 
-    std::vector<CUmemAccessDesc> access; // of the users
+    std::vector<CUmemAccessDesc> access; // descriptors for the access of the users
 };
 
-// return the devices that ggml's own pool of virtual memory grants access to: see ggml_cuda_pool_vmm
+// return the devices that need access. They are the same to which ggml's own pool of virtual memory grants access, see
+// ggml_cuda_pool_vmm
 static std::vector<int> ggml_cuda_pages_users(int device) {
     std::vector<int> res = { device };
 
@@ -157,7 +159,7 @@ bool ggml_cuda_pages::create(size_t i) {
         states[i] = HELD;
     }
 
-    // the mapping keeps the memory
+    // release the handle. The mapping still keeps the memory
     const bool released = ggml_cuda_pages_ok("cuMemRelease", cuMemRelease(handle));
 
     if (states[i] == ABSENT || !released) {
@@ -180,7 +182,7 @@ bool ggml_cuda_pages::remove(size_t i) {
     return removed;
 }
 
-// whether this process has begun to use the device. to wait for it would begin to
+// return true if this process has begun to use the device. If it has not, waiting for the device would create a context there
 static bool ggml_cuda_pages_is_used(int device) {
 #if defined(GGML_USE_HIP) || defined(GGML_USE_MUSA)
     GGML_UNUSED(device);
@@ -204,7 +206,7 @@ bool ggml_cuda_pages::wait() const {
 }
 
 bool ggml_cuda_pages::map(size_t i0, size_t i1) {
-    // pages that could not be unmapped are mapped again, and kernels may still use them
+    // If some pages could not be unmapped before, they are used again now. Wait, because kernels may still access them.
     const bool has_held = std::any_of(states.begin() + i0, states.begin() + i1, [](state s) { return s == HELD; });
     if (has_held && !wait()) {
         return false;
@@ -219,8 +221,8 @@ bool ggml_cuda_pages::map(size_t i0, size_t i1) {
         complete = states[i] == MAPPED || (remove(i) && create(i));
     }
 
-    // the stream of this thread is not ordered with the compute streams: finish the zeros before any launch, and before the pages
-    // are unmapped again
+    // The stream of this thread is not ordered with the compute streams. So wait until the zeros are written, before any kernel
+    // starts, and before the pages are unmapped again.
     complete = ggml_cuda_pages_ok("cudaStreamSynchronize", cudaStreamSynchronize(cudaStreamPerThread)) && complete;
 
     for (size_t i = i0; i < i1; ++i) {
@@ -241,7 +243,7 @@ bool ggml_cuda_pages::unmap(size_t i0, size_t i1) {
     }
 
     if (!wait()) {
-        // their contents must not be used any more
+        // the pages stay mapped, but their contents must not be used any more
         std::replace(states.begin() + i0, states.begin() + i1, MAPPED, HELD);
         return false;
     }
@@ -294,7 +296,8 @@ static void ggml_cuda_pages_buffer_memset_tensor(ggml_backend_buffer_t buffer, g
     pages->set(begin, begin + size, value);
 }
 
-// the plain one copies as the current device, which may have no access here. false: through the host
+// copy a tensor with the page's device as the current device, because the current device may have no access. false: ggml copies
+// through the host
 static bool ggml_cuda_pages_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst) {
     const ggml_cuda_pages * pages = ggml_cuda_pages_of(buffer);
 
@@ -305,7 +308,7 @@ static bool ggml_cuda_pages_buffer_cpy_tensor(ggml_backend_buffer_t buffer, cons
 // ggml-pages.h
 //
 
-// as ggml counts them, -1: none
+// return the index of the device in ggml. -1: the buffer type belongs to no device
 static int ggml_cuda_pages_device(ggml_backend_buffer_type_t buft) {
     for (int i = 0; i < ggml_backend_cuda_get_device_count(); ++i) {
         if (ggml_backend_cuda_buffer_type(i) == buft) {
@@ -319,7 +322,8 @@ static int ggml_cuda_pages_device(ggml_backend_buffer_type_t buft) {
 static size_t ggml_cuda_pages_page_size(ggml_backend_buffer_type_t buft) {
     const int device = ggml_cuda_pages_device(buft);
 
-    // who asks for memory that the driver moves between host and device gets no pages, which are pinned
+    // With GGML_CUDA_ENABLE_UNIFIED_MEMORY, the user wants memory that the driver moves between host and device. Pages are
+    // pinned, so they are not available then.
     if (device < 0 || !ggml_cuda_info().devices[device].vmm || getenv("GGML_CUDA_ENABLE_UNIFIED_MEMORY")) {
         return 0;
     }
@@ -329,9 +333,10 @@ static size_t ggml_cuda_pages_page_size(ggml_backend_buffer_type_t buft) {
 #if defined(GGML_USE_HIP) && HIP_VERSION < 60300000
     GGML_UNUSED(granularity);
 
-    return 0; // 6.1 maps the whole range at once, and a memset of 6.2 must not cross two mappings
+    return 0; // ROCm 6.1 maps the whole range at once, and in 6.2 a memset must not cross two mappings
 #elif defined(GGML_USE_HIP)
-    return GGML_PAD(size_t(2) << 20, granularity); // ROCm up to 7.2 reports 4 KiB: a cache would need millions of mappings
+    // ROCm up to 7.2 reports 4 KiB, with which a cache would need millions of mappings. Use 2 MiB
+    return GGML_PAD(size_t(2) << 20, granularity);
 #else
     return granularity;
 #endif
@@ -354,7 +359,7 @@ static ggml_backend_buffer_t ggml_cuda_pages_reserve(ggml_backend_buffer_type_t 
 
     pages->plain_cpy_tensor = buf->iface.cpy_tensor;
 
-    // the plain ones touch what may not be mapped
+    // the usual functions access bytes that may not be mapped
     buf->iface.init_tensor   = nullptr;
     buf->iface.memset_tensor = ggml_cuda_pages_buffer_memset_tensor;
     buf->iface.cpy_tensor    = ggml_cuda_pages_buffer_cpy_tensor;
