@@ -87,7 +87,7 @@ uint32_t common_kv_n_ctx(const common_params & params) {
 
     uint32_t n_ctx = params.n_ctx;
     if (n_ctx == 0) {
-        // --fit uses this size for each stream, so multiply it only if --fit does not run or does not do that
+        // with --fit and several streams, each stream has the size that the model was trained with
         n_ctx = common_get_gguf_info(params.model.path).n_ctx_train*(params.kv_unified || !params.fit_params ? 1 : params.n_parallel);
     }
 

@@ -35,7 +35,7 @@ public:
     // A copy that finds no memory is added to the list again. The list needs no new memory for that.
     void begin();
 
-    // copy a stream. returns false if the caller must copy the stream as in a static cache
+    // copy all rows of stream ssrc to stream sdst. returns false if the caller must copy them as in a static cache
     bool copy_stream(uint32_t ssrc, uint32_t sdst);
 
     // finish making the pending copies. returns false if a copy is late

@@ -4,7 +4,7 @@
 //
 // They work on any backend, because they use the interface of the tensor's buffer. They finish their work before they return.
 //
-// n_used: number of live rows at the start of each stream. all rows after them are zero
+// n_used: number of live rows of each stream, which are its first rows and contain data. all rows after them are zero
 // trans:  the tensor is transposed V
 
 #include "ggml.h"
@@ -28,7 +28,7 @@ void llama_kv_set_n_rows(ggml_tensor * t, uint32_t n_rows);
 // set the type and the strides of a tensor, for the same number of rows
 void llama_kv_set_type(ggml_tensor * t, ggml_type type);
 
-// set the size, the type and the address of the 2d view of stream s after those of t have changed
+// update the size, the type and the address of the 2d view of stream s, after t has changed
 void llama_kv_set_stream_view(ggml_tensor * view, ggml_tensor * t, int64_t s);
 
 // set the buffer, the data, the size and the type of t to those of src

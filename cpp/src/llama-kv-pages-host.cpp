@@ -6,8 +6,8 @@
 //     host had to find the memory.
 //   - macOS, BSD: a commit writes to each page. Freed pages are mapped again, because MADV_FREE and similar calls do not promise
 //     zeros.
-//   - Windows: the range is committed as a whole. This uses no memory, only a promise of the page file. The system refuses a
-//     range that is too large at once. Freed pages are set to zero and leave the working set, but stay committed, because they
+//   - Windows: the range is committed as a whole. This uses no memory, only a promise of the page file. If the
+//     range is too large, the system refuses it immediately. Freed pages are set to zero and leave the working set, but stay committed, because they
 //     must be readable, and a new commit could fail.
 
 #include "llama-kv-pages.h"

@@ -35,7 +35,8 @@ public:
     // check whether the cache has such rows, and no cells
     bool is_in_use() const { return in_use; }
 
-    // return the number of used rows: of a stream, and among the first n rows of the tensors
+    // n_used():          return the number of used rows of stream s
+    // n_used_of_first(): return how many of the first n rows of the tensors are used by at least one stream
     uint32_t n_used(uint32_t s) const { return n_rows[s]; }
     uint32_t n_used_of_first(uint32_t n) const;
 

@@ -87,7 +87,7 @@ public:
     // return an empty set with the same number of streams, rows and rows per block
     llama_kv_rows none() const { return llama_kv_rows(n_streams, n_rows, size_block); }
 
-    // set operations. The other set must have the same number of streams, rows and rows per block
+    // union, intersection and difference with a set that has the same number of streams, rows and rows per block
     llama_kv_rows & operator|=(const llama_kv_rows & other) {
         blocks |= other.blocks;
         return *this;

@@ -123,8 +123,8 @@ public:
     virtual size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const = 0;
 
     // allocate the missing rows of the set, and free all rows that are not in it
-    // The first n_used[s] rows of stream s keep their data if they stay. All others are zero or unchanged.
-    // returns false if there is not enough memory. no row has changed then, but the buffers may be other and larger ones
+    // The first n_used[s] rows of stream s keep their data if they stay. All other rows are zero or unchanged.
+    // returns false if there is not enough memory. no row has changed then, but the rows may be in other, larger buffers
     // If the set is a subset of the existing rows, no memory is needed. So freeing rows and undoing a growth do not fail.
     // No computation that uses the tensors may be in flight.
     virtual bool try_resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) = 0;

@@ -67,7 +67,7 @@ struct cache {
         bufs.emplace_back(ggml_context_ptr(ctx), ggml_backend_buffer_ptr(buf));
     }
 
-    // call f(name, tensor, transposed) for K and V of each layer
+    // call f(id, tensor, is_transposed) for K and V of each layer
     template <typename F>
     void each(F && f) {
         for (uint32_t il = 0; il < N_LAYER; ++il) {

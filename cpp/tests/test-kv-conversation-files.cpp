@@ -246,7 +246,7 @@ static void test_no_room() {
 
     n_warnings = 0;
     set_content(dir.path / "plain", { 1 });
-    // a file instead of a directory, because even the super-user cannot write into it
+    // use a plain file as the directory, because even the super-user cannot create files in it
     server_conversation_files files((dir.path / "plain").string(), 1, 0, warn);
     check(write(files, { 1 }).empty() && files.list().empty(), "no file is written without a directory");
     check_eq("warnings", 1, n_warnings);

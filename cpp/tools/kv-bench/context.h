@@ -58,7 +58,7 @@ class bench_model {
 // thrown if no cell is free, or memory has run out
 struct cache_full {};
 
-// a context of the model. The functions throw std::runtime_error if a call fails, and cache_full
+// a context of the model. The functions throw cache_full if there is no cell or no memory, and std::runtime_error if a call fails
 class bench_context {
   public:
     bench_context(const bench_model & model, const kv_bench_params & params);

@@ -301,7 +301,7 @@ class parser {
         add(part);
     }
 
-    // read recurrent states, whose types are their own
+    // read recurrent states, which have types of their own
     // The cache of an indexer may follow. It has the same cells as the first cache, so it begins with the same bytes, and the
     // parser searches for them.
     void recurrent() {

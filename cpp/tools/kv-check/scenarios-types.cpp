@@ -250,7 +250,7 @@ static void kv_check_retype_shift(side & s) {
     });
 }
 
-// continue the sequences. The answers equal those of a context that has the types from the start and the same cells
+// check that a continuation gives the same answers as in a context that has the types from the start and the same cells
 static void kv_check_retype_generate(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         session c(s, sp, name);

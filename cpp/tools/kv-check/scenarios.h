@@ -13,7 +13,7 @@ struct kv_check_scenario {
     // run the check with the static or the dynamic cache. throws check_failed or check_skipped
     void (*run)(side & s);
 
-    // name of another check whose static run is compared with the dynamic run of this check. null: this check itself
+    // name of the check whose static run is compared with the dynamic run of this check. It is usually this check itself
     // A static cache computes the same with and without saving and restoring, so one static run is the reference of three checks.
     const char * reference;
 

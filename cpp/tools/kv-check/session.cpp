@@ -82,7 +82,7 @@ session::~session() {
 
 llama_token session::token(llama_seq_id seq, llama_pos pos) const {
     if (!s.text.empty()) {
-        // each sequence, and each salt, begins at another place of the text
+        // each sequence begins at another place of the text, and so does each value of token_salt
         return s.text[((size_t) pos + 499*(size_t) seq + 2003*(size_t) token_salt) % s.text.size()];
     }
     uint32_t x = (uint32_t) pos*2654435761u ^ ((uint32_t) seq + 1)*40503u ^ (token_salt + 1)*2246822519u ^ s.params.seed*3266489917u;

@@ -39,8 +39,8 @@ public:
     void restore_draft(int id_slot) const;
 
 private:
-    // a device that failed has lost cells of the draft. Free the draft's cells of the slots in the batch that are affected
-    // return false if no slot is affected
+    // free the draft's cells of the slots in the batch whose cells in the draft were lost, because a device failed
+    // return false if there is no such slot
     bool drop_lost(const common_batch & view);
 
     const common_params   & params;

@@ -134,7 +134,8 @@ private:
 
     bool has_file() const;
 
-    // return the bytes of the weights that a load allocates. They are 0 for MTP layers in the target's file. throw server_refusal
+    // return the bytes of the weights that a load allocates. They are 0 for MTP layers in the target's file
+    // throw server_refusal if the file cannot be read
     size_t n_bytes_file() const;
 
     const std::string & path() const;

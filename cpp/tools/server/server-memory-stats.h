@@ -79,7 +79,7 @@ private:
         json      (* value)(const T & of); // the type json keeps every digit of bytes and cells
     };
 
-    // print the header lines of an item, and return its full name
+    // print the lines of an item that precede its values (HELP and TYPE), and return its full name
     template <typename T>
     static std::string add_header(std::ostringstream & out, const char * prefix, const item<T> & item);
 

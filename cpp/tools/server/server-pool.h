@@ -63,7 +63,8 @@ private:
     // return the oldest request that waits for cells. The result is null if no request waits
     server_slot_view * next_waiting();
 
-    // return the number of cells of the slot that its prompt keeps. If the request waits, these are the cells that it frees
+    // return the number of cells that the prompt need not find in the pool, because the slot has them: it uses or frees them
+    // If other slots share the cells, freeing them makes no room. So only cells of the common prefix count then.
     int32_t n_kept(const server_slot_view & slot) const;
 
     // return the number of additional cells that the prompt of the slot needs

@@ -83,7 +83,7 @@ server_requantize::types_t server_requantize::types_t::of(const llama_context * 
     return res;
 }
 
-// return the type that the request contains under `key`, or type_default. throw server_refusal
+// return the type that the request contains under `key`, or type_default. throw server_refusal if it is not a type of cells
 static ggml_type parse_type(const json & body, const char * key, ggml_type type_default) {
     if (!body.contains(key)) {
         return type_default;

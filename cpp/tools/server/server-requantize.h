@@ -38,7 +38,7 @@ private:
 
         static types_t of(const llama_context * ctx);
 
-        // return the types of the request. A type that the request does not contain is the current one. throw server_refusal
+        // return the types of the request. A type that is not in the request stays the same. throw server_refusal if a type is unknown
         types_t with(const json & body, const char * key_k, const char * key_v) const;
 
         bool is_none() const { return k == GGML_TYPE_COUNT; }

@@ -69,7 +69,7 @@ struct ggml_cuda_pages {
 private:
     enum state : uint8_t {
         ABSENT,
-        // the page has memory, but may not be used: it is not zeroed yet, or it could not be freed, or not yet
+        // the page has memory, but may not be used: it is not zeroed yet, it is about to be freed, or freeing it has failed
         HELD,
         MAPPED,
     };
