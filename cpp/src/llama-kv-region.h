@@ -97,7 +97,7 @@ private:
             llama_kv_region & to, ggml_tensor * src, ggml_tensor * dst, bool is_v,
             const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert);
 
-    ggml_context_ptr ctx; // of like()
+    ggml_context_ptr ctx; // context of the tensors of a region that like() has created
 
     ggml_backend_buffer_t buf = nullptr;
 
@@ -105,5 +105,5 @@ private:
 
     const bool v_trans;
 
-    std::vector<strip> strips; // of K and V of the layers
+    std::vector<strip> strips; // memory of K and V of each layer
 };
