@@ -344,7 +344,7 @@ static void test_types(ggml_type from, ggml_type to, int64_t n_stream, memory ho
         return;
     }
 
-    std::vector<ggml_backend_buffer_ptr> stolen; // takes all memory each time that some is free
+    std::vector<ggml_backend_buffer_ptr> stolen; // buffers that occupy the memory as soon as some is freed
 
     const bool done = c.storage->set_types([&](const llama_kv_lines & a, const llama_kv_lines & b, bool is_v) {
         convert(a, b, is_v);

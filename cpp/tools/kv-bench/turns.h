@@ -2,8 +2,8 @@
 
 // Compares the speed of a context with the speed of a static context. Both are in one process, and their calls alternate.
 //
-// The result is processor time, so use one thread. Other load on caches and clocks affects both calls of a pair, and the two
-// contexts take turns to be the first.
+// The result is processor time, so use one thread. Other load on caches and clocks affects both calls of a pair, and the
+// context that is called first alternates.
 //
 // One difference remains, the addresses of each context's memory. Their effect exceeds the measured difference, and it is the
 // same for all pairs of a round. So both contexts are created again in every round, and the context that is created first

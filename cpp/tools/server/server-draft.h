@@ -142,7 +142,7 @@ private:
 
     void set(llama_model * model, llama_context * ctx);
 
-    // tell the slots that the draft has changed
+    // update the references of the slots to the draft, because the draft has changed
     void attach();
 
     // return the devices that the draft uses and that have memory of their own
