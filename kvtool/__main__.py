@@ -1,4 +1,4 @@
-"""`python -m kvtool` is `kvtool`."""
+"""Run kvtool with `python -m kvtool`."""
 
 from kvtool.cli import main
 

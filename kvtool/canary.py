@@ -1,6 +1,6 @@
-"""Define the parts of a canary's report: the newest tag, each step, and breakages with a stable key.
+"""Define what `kvtool canary` reports: the newest tag, each step, and breakages.
 
-The key of a breakage stays the same while the same part is broken.
+A breakage has a key that stays the same as long as the same thing is broken.
 """
 
 import enum
@@ -18,11 +18,11 @@ from kvtool.result import CheckOutcome, PatchOutcome
 from kvtool.upstream.lock import Lock
 from kvtool.verify.report import Verified
 
-SCHEMA = 1  # version of the JSON document; raised when a field changes its meaning or is removed
+SCHEMA = 1  # version of the JSON document; it is raised if a field is removed or changes its meaning
 
 
 class StepName(enum.StrEnum):
-    """Name the steps of a canary in order; a failed step ends it."""
+    """Name the steps of a canary in their order. No step runs after one that failed."""
 
     FETCH = "fetch"
     REBASE = "rebase"
@@ -34,7 +34,7 @@ class StepName(enum.StrEnum):
 class CanaryStep:
     """Hold the result of one step.
 
-    outcome: skipped after a failed step, or if the step was not requested
+    outcome: SKIPPED if an earlier step failed, or if the user did not ask for the step
     log: the end of the step's output
     """
 
@@ -47,9 +47,12 @@ class CanaryStep:
 
 @dataclass(frozen=True)
 class Breakage:
-    """One thing that is broken. patch, file: "" where none can be named; what: for people, not part of the key.
+    """Describe one thing that is broken.
 
-    where: the hunk's function, the check that fails, or the kind of error.
+    patch: the id of the patch, "" if it is not about a patch
+    file: the path of the file, "" if it is not about a file
+    where: the function of the hunk, the id of the check that fails, or the kind of error
+    what: a text for people; it is not a part of the key
     """
 
     step: StepName
@@ -60,16 +63,16 @@ class Breakage:
 
     @property
     def key(self) -> str:
-        """Return a hash that is equal for the same breakage on another day and tag.
+        """Return a hash that is the same for the same breakage on another day and on another tag.
 
-        It contains no tag, date or line number.
+        It is made without the tag, the date and line numbers.
         """
         parts = (str(self.step), self.patch, self.file, self.where)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def of_patches(reports: tuple[PatchReport, ...]) -> tuple[Breakage, ...]:
-    """Return a breakage for each patch with a conflict of its own; blocked patches add nothing."""
+    """Return a breakage for each patch that has a conflict or lost lines. Blocked patches add nothing."""
     found: list[Breakage] = []
     for report in reports:
         if report.outcome is PatchOutcome.CONFLICT:
@@ -82,7 +85,10 @@ def of_patches(reports: tuple[PatchReport, ...]) -> tuple[Breakage, ...]:
 
 
 def of_verified(verified: Verified) -> tuple[Breakage, ...]:
-    """Return one breakage for all failed checks, named after the first: usually they have one cause."""
+    """Return one breakage for all failed checks, because they usually have the same cause.
+
+    It is named after the first.
+    """
     if not verified.failed:
         return ()
     first, more = verified.failed[0], len(verified.failed) - 1
@@ -91,29 +97,30 @@ def of_verified(verified: Verified) -> tuple[Breakage, ...]:
 
 
 def of_error(step: StepName, err: KvtoolError) -> Breakage:
-    """Return an error that ended a step, identified by its kind.
+    """Return the breakage for an error that ended a step. It is identified by the kind of the error.
 
-    The objects that a failed build names, and their order, are random.
+    The files that a failed build names are not used, because they and their order change from build to build.
     """
     return Breakage(step, "", "", err.code, str(err))
 
 
 # --- upstream's newest tag -------------------------------------------------------------------------------------
 
-# llama.cpp tags each build with a running number, and tags some of them again as a version. Both continue.
+# llama.cpp tags each build with a number (b11063), and some of them also as a version (v0.5.0). Both series continue.
 _SCHEMES = (re.compile(r"b\d+"), re.compile(r"v\d+\.\d+(\.\d+)?"))
 
 
 def candidates(tags: Sequence[str]) -> tuple[str, ...]:
-    """Return the first tag of each of upstream's schemes. Tags of other schemes are ignored."""
+    """Return the first tag of each of the two kinds. Other tags are ignored."""
     return tuple(filter(None, (next(filter(scheme.fullmatch, tags), "") for scheme in _SCHEMES)))
 
 
 def newest(lock: Lock, remote: str) -> tuple[str, str, str]:
-    """Return the newest tag of a remote, its origin, and the reason if the remote was not used.
+    """Return the newest tag of a remote, where it was found, and the reason if the remote was not used.
 
-    remote: a URL or path. If it cannot be reached or has no tags, the last tag of the lock is returned, with the
-    origin "upstream.lock".
+    If the remote cannot be reached or has no such tags, the last tag of the lock and "upstream.lock" are returned.
+
+    remote: a URL or a path
     """
     try:
         with scratch_repository() as git:
@@ -129,16 +136,17 @@ def _newest(git: Git, remote: str) -> str:
         done = git.run(*command, check=False)
         if done.returncode != 0:
             why = redact_urls((done.stderr.strip().splitlines() or [remote])[0])
-            raise NetworkError("the remote cannot be asked", why=why)
+            raise NetworkError("the remote cannot be reached", why=why)
         return done.stdout.splitlines()
 
-    listed = ask("ls-remote", "--tags", "--refs", "--sort=-v:refname", where)  # the highest first
+    listed = ask("ls-remote", "--tags", "--refs", "--sort=-v:refname", where)  # sorted with the highest version first
     found = candidates([line.partition("refs/tags/")[2] for line in listed])
     if not found:
         raise NetworkError("the remote has no tag", why=f"{redact_urls(remote)} has no tag b<number> or v<version>")
     if len(found) == 1:
         return found[0]
-    # Names do not show whether b11063 is older than v0.5.0, but dates do. Commits alone are a few hundred bytes.
+    # The names do not show whether b11063 is older than v0.5.0, but the dates do. To read them, fetch only the commits,
+    # which have a few hundred bytes.
     refs = (f"+refs/tags/{tag}:refs/tags/{tag}" for tag in found)
     ask("fetch", "--quiet", "--depth=1", "--filter=tree:0", "--no-tags", where, *refs)
     return max(found, key=lambda tag: int(git.line("log", "-1", "--format=%ct", tag)))

@@ -1,14 +1,19 @@
-"""Run the command line: parse, call a command, render, exit. The only module that exits.
+"""Run the command line: parse the arguments, call the command, print its result and exit.
 
-A command is the function `command` of `kvtool/commands/<verb>.py` (import_.py for import), its verb in COMMANDS. Its
-docstring is the help: `kvtool --help` lists the first line, indented paragraphs are examples to paste.
+This is the only module that exits.
 
-`command` is a plain typer function whose first parameter is `ctx: Context` (options.py). _Command adds the options of
-every command (--json, --quiet, --verbose, --project, --tree); env_of(ctx) returns their meaning. `command` returns a
-Result. It never prints (env.console does) and never exits: errors are raised (KvtoolError) or carried by
-Result.failure, and this module turns both into the exit code. env.project is searched for on first use, so a command
-that needs no project works anywhere. Import heavy libraries inside command(), not at the top: `kvtool --help` imports
-every command module, a command only its own.
+A command is the function `command` of kvtool/commands/NAME.py. Only the module of import has another name, import_.py.
+The names of the commands are in COMMANDS. The docstring of the function is the help text. `kvtool --help` prints its
+first line. Its indented paragraphs are printed as they are: they are examples to paste, or lists.
+
+`command` is a typer function whose first parameter is `ctx: Context` (see options.py). _Command adds the options that
+every command has: --json, --quiet, --verbose, --project and --tree. env_of(ctx) returns an Env that was made from them.
+
+`command` returns a Result. It never prints; it uses env.console instead. It never exits: an error is raised as a
+KvtoolError, or returned in Result.failure. This module turns both into the exit code.
+
+env.project searches for the project on first use. So a command that needs no project works in any folder. Import heavy
+libraries inside of command(): `kvtool --help` imports the modules of all commands, and would be slow otherwise.
 """
 
 import errno
@@ -31,7 +36,7 @@ from kvtool.errors import BisectAbort, DiskError, KvtoolError, UsageError
 from kvtool.options import SHARED, make_env
 from kvtool.result import Result
 
-# `kvtool --help` lists the commands in these panels and in this order, which is the usual order of use.
+# Panels of `kvtool --help`. The commands are in the order in which they are usually run.
 PANELS = {
     "Use the cache": ("doctor", "fetch", "apply", "build", "verify", "top", "bench", "package"),
     "Maintain a series": ("init", "import", "status", "export", "rebase", "diff", "bisect", "canary", "lint"),
@@ -58,14 +63,14 @@ _BEFORE = ("-q", "-v", *(f"--{name}" for name in SHARED))
 
 
 def _shared_options() -> list[Any]:
-    """Return the options of make_env() as parameters of the parser."""
+    """Return the parameters of make_env() as parameters for the parser."""
     app = typer.Typer(add_completion=False)
     app.command()(make_env)
     return typer.main.get_command(app).params
 
 
 def _without_types(params: list[Any]) -> list[Any]:
-    """Remove the types of flags and arguments from the help: typer prints <bool> and <str>."""
+    """Remove the types of flags and arguments, so that the help does not show <bool> and <str>."""
     for parameter in params:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
@@ -75,14 +80,14 @@ def _without_types(params: list[Any]) -> list[Any]:
 
 
 class _Group(typer.core.TyperGroup):
-    """The kvtool program."""
+    """Be the parser of the kvtool program."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
 
 
 class _Command(typer.core.TyperCommand):
-    """A command with the options that every command has. It renders its result and returns the exit code."""
+    """Be the parser of a command: add the shared options, print the result, and return the exit code."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
@@ -106,7 +111,7 @@ class _Command(typer.core.TyperCommand):
 
 
 def show_result(console: Console, result: Result) -> None:
-    """Print a result: as JSON, or for people, followed by its failure."""
+    """Print a result as JSON or for people, and then its error."""
     failure = result.failure
     if console.json:
         document = result.to_json()
@@ -123,18 +128,18 @@ def show_result(console: Console, result: Result) -> None:
 
 
 def _flowing(doc: str) -> str:
-    """Join the lines of each paragraph, except indented paragraphs, which are examples to paste."""
+    """Join the lines of each paragraph, except of indented paragraphs, which are printed as they are."""
     paragraphs = doc.split("\n\n")
     return "\n\n".join(part if part.startswith("    ") else part.replace("\n", " ") for part in paragraphs)
 
 
 def module_of(verb: str) -> str:
-    """Return the module of a command; a verb that is a word of Python has an underscore there."""
+    """Return the name of a command's module. If the command has the name of a Python keyword, append an underscore."""
     return f"kvtool.commands.{verb}_" if keyword.iskeyword(verb) else f"kvtool.commands.{verb}"
 
 
 def build_app(only: str = "") -> typer.Typer:
-    """Build the typer app with every command, or with one command to save the imports of the others."""
+    """Build the parser with every command. With `only`, import and add just that command, to start faster."""
     app = typer.Typer(
         name="kvtool",
         cls=_Group,
@@ -169,12 +174,15 @@ _ENDS = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # Windows h
 
 def _interrupted(_number: int, _frame: object) -> NoReturn:
     for each in _ENDS:
-        signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the unwinding
-    raise KeyboardInterrupt  # a `kill` unwinds like Ctrl-C: children ended, temporary files removed
+        signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
+    raise KeyboardInterrupt  # clean up as after Ctrl-C: end child processes and remove temporary files
 
 
 def _verb_first(argv: list[str]) -> list[str]:
-    """Move shared options after the verb: `kvtool -v --tree DIR status` becomes `kvtool status -v --tree DIR`."""
+    """Move the shared options after the name of the command.
+
+    For example, `kvtool -v --tree DIR status` becomes `kvtool status -v --tree DIR`.
+    """
     at = 0
     while at < len(argv) and argv[at].partition("=")[0] in _BEFORE:
         at += 2 if argv[at] in ("--project", "--tree") else 1
@@ -182,7 +190,8 @@ def _verb_first(argv: list[str]) -> list[str]:
     return [rest[0], *argv[:at], *rest[1:]] if rest and not rest[0].startswith("-") else rest
 
 
-_DENIED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # problems of the machine, not bugs
+# errors of the machine, such as a full disk, and not of kvtool
+_DENIED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def run(argv: list[str]) -> int:
@@ -190,7 +199,8 @@ def run(argv: list[str]) -> int:
     argv = _verb_first(argv)
     verb = argv[0] if argv[:1] and argv[0] in COMMANDS else ""
     edge = Console(json="--json" in argv, command=verb)
-    judged = any(word.startswith("--at") for word in argv)  # git bisect run would read 1 and 2 as a verdict
+    # with --at, git bisect run would read exit codes 1 and 2 as verdicts, so use 128
+    judged = any(word.startswith("--at") for word in argv)
     usage, disk, internal = (BisectAbort,) * 3 if judged else (UsageError, DiskError, KvtoolError)
     try:
         try:
@@ -200,7 +210,7 @@ def run(argv: list[str]) -> int:
                 "the current directory does not exist any more", next_step="cd to an existing directory"
             ) from None
         code = build_app(verb)(args=argv, prog_name="kvtool", standalone_mode=False)
-        if code == _Interrupted.exit_code:  # typer turns the exception into an exit code
+        if code == _Interrupted.exit_code:  # typer catches KeyboardInterrupt and returns this exit code instead
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except KvtoolError as err:
@@ -210,7 +220,8 @@ def run(argv: list[str]) -> int:
         edge.error(_Interrupted("interrupted"))
         return _Interrupted.exit_code
     except Exception as err:
-        if hasattr(err, "format_message"):  # the parser's own usage errors, whichever click typer carries
+        # usage errors of the parser; typer may contain its own copy of click, so the class is not tested
+        if hasattr(err, "format_message"):
             if message := err.format_message():
                 edge.error(usage(message, next_step=f"kvtool {verb} --help".replace("  ", " ")))
             elif hasattr(err, "show"):
@@ -225,19 +236,20 @@ def run(argv: list[str]) -> int:
 
 
 class _Interrupted(KvtoolError, code="interrupted", exit_code=130):
-    """Ctrl-C or a kill signal."""
+    """Ctrl-C or a kill signal ended kvtool."""
 
 
 def main() -> NoReturn:
     """Run the command line and exit."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed: kvtool status >&-
+        if getattr(sys, name) is None:  # the stream was closed, as in: kvtool status >&-
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a path need not be valid text
+            # replace characters that cannot be encoded: a path may have any bytes
+            stream.reconfigure(errors="backslashreplace")
     for number in _ENDS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+        if signal.getsignal(number) is not signal.SIG_IGN:  # keep an ignored signal ignored, as under nohup
             signal.signal(number, _interrupted)
     code = run(sys.argv[1:])
     sys.exit(code if end_output() else code or DiskError.exit_code)

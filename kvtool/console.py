@@ -1,7 +1,7 @@
-"""Print for every other module.
+"""Print texts for all other modules.
 
-Results are printed to stdout: for people, or with --json as one document and nothing else. Everything else (steps,
-progress, commands, errors) is printed to stderr, so that stdout can be piped.
+A result is printed to stdout, as text or, with --json, as one document. Everything else (steps, progress, commands,
+errors) is printed to stderr, so that stdout can be used in a pipe.
 """
 
 import contextlib
@@ -28,17 +28,21 @@ from kvtool.errors import KvtoolError
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-_QUIET_SECONDS = 10.0  # interval of progress lines without a terminal, as in CI logs
-# commands that depend on the tree; fetch, doctor and the like do not
+# seconds between two lines of progress if there is no terminal, for example in the log of a CI system
+_QUIET_SECONDS = 10.0
+# commands that use the tree, so they get --tree; fetch, doctor and others do not
 _ON_TREE = re.compile(r"\bkvtool (apply|status|build|verify|package|bench|export|rebase|diff)\b(?! --help)")
-_PLAIN = str.maketrans("█▓░", "#=.")  # bars for a terminal without these characters
+_PLAIN = str.maketrans("█▓░", "#=.")  # characters of bars for a terminal without the block characters
 
-Line: TypeAlias = Sequence[tuple[str, str]]  # one line of a picture: pieces of text, each with its rich style
-Draw: TypeAlias = Callable[[int, int], Sequence[Line]]  # returns the picture for a number of columns and lines
+Line: TypeAlias = Sequence[tuple[str, str]]  # one line of a picture: pieces of text, each with its style for rich
+Draw: TypeAlias = Callable[[int, int], Sequence[Line]]  # returns a picture for a number of columns and lines
 
 
 class Progress:
-    """A progress bar on a terminal, occasional lines elsewhere. `done` and `total` have the unit of the caller."""
+    """Show a progress bar on a terminal, or a line from time to time elsewhere.
+
+    The caller chooses the unit of `done`.
+    """
 
     def __init__(self, bars: RichProgress, say: Callable[[str], None], text: str, total: float | None) -> None:
         self._bars, self._say, self._text = bars, say, text
@@ -46,7 +50,7 @@ class Progress:
         self._last, self._said = time.monotonic(), text
 
     def update(self, done: float, note: str = "") -> None:
-        """Show the number of finished items, and a note."""
+        """Show how much is done, and a note."""
         self._bars.update(self._task, completed=done, note=escape(note))
         if not self._bars.disable:
             return
@@ -58,12 +62,12 @@ class Progress:
             self._say(line)
 
     def set_total(self, total: float | None) -> None:
-        """Set the number of items."""
+        """Set the total amount of work."""
         self._bars.update(self._task, total=total)
 
 
 class _Stream(RichConsole):
-    """A console that ignores a closed pipe (`kvtool ... | head`): the remaining output is dropped."""
+    """Ignore a closed pipe, as in `kvtool ... | head`: the rest of the output is dropped."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -71,36 +75,42 @@ class _Stream(RichConsole):
 
 
 class Console:
-    """All output of kvtool. Made by cli.py and passed to every command.
+    """Print all output of kvtool. cli.py makes it, and every command gets it.
 
-    `command` is the verb in an error document. `places` are the options that name tree and project, as " --tree DIR".
+    command: the name of the command, for an error as JSON
+    places: the options that the user gave for tree and project, such as " --tree DIR"
     """
 
     def __init__(
         self, *, json: bool = False, quiet: bool = False, verbose: bool = False, command: str = "", places: str = ""
     ) -> None:
         self.json, self.quiet, self.verbose, self.command, self._places = json, quiet, verbose, command, places
-        self.upstream = "llama.cpp"  # name of the project's upstream, set when the project is found
+        self.upstream = "llama.cpp"  # name of the project's upstream; it is set when the project is found
         self._out = _Stream(file=sys.stdout, highlight=False, emoji=False, soft_wrap=True)
         self._err = _Stream(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
         process.on_command((lambda argv: self.aside(f"+ {process.quote(argv)}")) if verbose else None)
 
     def again(self, text: str) -> str:
-        """Add the --tree and --project of this call to the kvtool commands in a text."""
+        """Return a text with the user's --tree and --project added to the kvtool commands in it."""
         return _ON_TREE.sub(lambda command: command[0] + self._places, text)
 
     def step(self, text: str) -> None:
-        """Print one step of the work to stderr, unless --quiet."""
+        """Print one step of the work to stderr, unless the user gave --quiet."""
         if not self.quiet:
             self._err.print(_as_it_is(text))
 
     def aside(self, text: str) -> None:
-        """Print extra detail to stderr: a command line, its output, or a traceback."""
+        """Print a detail to stderr: a command line, its output, or a traceback."""
         self._err.print(_as_it_is(text.rstrip()), style="dim")
 
     @contextlib.contextmanager
     def progress(self, text: str, total: float | None = None) -> Iterator[Progress]:
-        """Show a bar on stderr while the block runs, or sparse lines without a terminal. `total` None means unknown."""
+        """Show a progress bar on stderr while the block runs.
+
+        Without a terminal, print a line from time to time instead.
+
+        total: the amount of work, None if it is unknown
+        """
         hidden = self.quiet or not self._err.is_terminal
         if hidden:
             self.step(text)
@@ -111,7 +121,7 @@ class Console:
             yield Progress(bars, self.step, text, total)
 
     def each(self, text: str, items: Sequence[_T], do: Callable[[_T], _R], note: Callable[[_T], str] = str) -> list[_R]:
-        """Call `do` for each item and show progress with a note for the item."""
+        """Call `do` for each item, and return the results. Show progress, with a note about the item."""
         found: list[_R] = []
         if items:
             with self.progress(text, len(items)) as bar:
@@ -121,11 +131,14 @@ class Console:
         return found
 
     def line(self, text: str = "", style: str | None = None) -> None:
-        """Print one line of a result to stdout, for Result.render(). `style` is a rich style such as "bold red"."""
+        """Print one line of a result to stdout.
+
+        style: a style of rich, such as "bold red"
+        """
         self._out.print(_as_it_is(text), style=style)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
-        """Print a table of a result to stdout. A column whose name starts with ">" is right-aligned."""
+        """Print a table of a result to stdout. A column whose name starts with ">" is aligned to the right."""
         table = Table(title=escape(title) or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
         for column in columns:
             name = column.removeprefix(">")
@@ -136,18 +149,20 @@ class Console:
 
     @property
     def interactive(self) -> bool:
-        """Return True if stdout is a terminal that can redraw a picture."""
+        """Return True if stdout is a terminal on which a picture can be drawn again and again."""
         return self._out.is_terminal and not self._out.is_dumb_terminal
 
     def picture(self, draw: Draw) -> None:
-        """Print a picture as part of a result to stdout, as wide as the terminal and as high as needed."""
+        """Print a picture as a part of a result to stdout. It is as wide as the terminal, and as high as needed."""
         self._out.print(drawn(draw(self._out.width, 0), plain=self._out.options.ascii_only), soft_wrap=False, crop=True)
 
     @contextlib.contextmanager
     def screen(self, draw: Draw) -> Iterator[None]:
-        """Show the picture on the whole terminal while the block runs, and redraw it continuously and on resize.
+        """Show a picture on the whole terminal while the block runs.
 
-        The previous content of the terminal is restored afterwards.
+        It is drawn again all the time, and if the size changes.
+
+        Afterwards, the previous content of the terminal is restored.
         """
         console = RichConsole(file=sys.stdout, highlight=False)
         plain = console.options.ascii_only
@@ -155,12 +170,12 @@ class Console:
             yield
 
     def error(self, err: KvtoolError) -> None:
-        """Print an error: one JSON document on stdout, or what / why / next on stderr."""
+        """Print an error: as one JSON document to stdout, or as what, why and next to stderr."""
         if self.json:
             try:
                 self.document({"command": self.command, "ok": False, "error": err.to_json()})
                 return
-            except OSError:  # on a full disk, print the error below
+            except OSError:  # the disk is full, so print the error to stderr
                 _drop(sys.stdout)
         self._err.print("[bold red]error:[/bold red]", end=" ")
         self._err.print(_as_it_is(err.what))
@@ -172,7 +187,7 @@ class Console:
             self.aside(err.output)
 
     def document(self, doc: object) -> None:
-        """Print one JSON document to stdout in ASCII, independent of the encoding of stdout."""
+        """Print one JSON document to stdout. It is ASCII, so the encoding of stdout does not matter."""
         try:
             sys.stdout.write(json.dumps(doc, indent=2, default=str) + "\n")
             sys.stdout.flush()
@@ -181,12 +196,12 @@ class Console:
 
 
 def _drop(stream: IO[str]) -> None:
-    """Discard all further output of a stream, including what Python flushes at exit."""
+    """Drop all further output of a stream, including what Python writes when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def end_output() -> bool:
-    """Flush stdout. Return False if that fails; Python would exit with 120 when it tries at the end."""
+    """Flush stdout. Return False if that fails; otherwise Python would try it when it exits, and exit with 120."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -196,12 +211,12 @@ def end_output() -> bool:
 
 
 def _as_it_is(text: str) -> Segments:
-    """Make rich print a text verbatim, without expanding tabs, markup or emoji codes."""
+    """Make rich print a text as it is, without changing tabs, markup or emoji codes."""
     return Segments([Segment(text)], new_lines=True)
 
 
 def drawn(lines: Sequence[Line], *, plain: bool = False) -> Group:
-    """Convert a picture for rich. Lines are not wrapped; a long line ends in an ellipsis."""
+    """Convert a picture for rich. Lines are not wrapped. A line that is too long ends in an ellipsis."""
     marks = _PLAIN if plain else {}
     pieces = ([(text.translate(marks), style) for text, style in line] for line in lines)
     return Group(*(Text.assemble(*line, no_wrap=True, overflow="ellipsis") for line in pieces))

@@ -1,7 +1,7 @@
-"""Define every error that kvtool raises on purpose: what failed, why, what to do next, and an exit code.
+"""Define all errors that kvtool raises on purpose: what failed, why, what to do next, and an exit code.
 
-Exit code 0 means ok and 130 means interrupted, as in every shell. cli.py lists all codes for users. The command
-`kvtool bisect --at` uses the codes of git bisect run instead: 0 good, 1 bad, 125 skip, 128 anything else.
+Exit code 0 means success, and 130 means interrupted, as in every shell. cli.py lists all codes for users. `kvtool
+bisect --at` uses the codes of git bisect run instead: 0 good, 1 bad, 125 skip, 128 any other error.
 """
 
 import contextlib
@@ -12,17 +12,19 @@ from typing import Any, ClassVar
 
 
 class KvtoolError(Exception):
-    """The root of the tree; raised itself only for what should not happen.
+    """A bug in kvtool. This class is also the base of all other errors of kvtool.
 
-    what: one sentence, no full stop needed. why: the reason as far as it is known. next_step: a command to type or a
-    thing to do. output: captured output of a process that failed, shown below the message.
+    what: one sentence about what failed, without a full stop
+    why: the reason, "" if it is unknown
+    next_step: a command to type, or a thing to do
+    output: the output of a process that failed, which is printed below the message
     """
 
     exit_code: ClassVar[int] = 1
     code: ClassVar[str] = "internal"
 
     def __init_subclass__(cls, *, code: str = "", exit_code: int = 0) -> None:
-        """Inherit `code` and `exit_code` unless the subclass sets them."""
+        """Set the class's codes. A code that is not given is inherited."""
         cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
 
     def __init__(self, what: str, *, why: str = "", next_step: str = "", output: str = "") -> None:
@@ -33,7 +35,7 @@ class KvtoolError(Exception):
         return f"{self.what}: {self.why}" if self.why else self.what
 
     def to_json(self) -> dict[str, Any]:
-        """Return the "error" object of a JSON document; a frozen contract."""
+        """Return the "error" object of a JSON document. Scripts read it, so its fields must not change."""
         return {
             "code": self.code,
             "exit_code": self.exit_code,
@@ -45,7 +47,7 @@ class KvtoolError(Exception):
 
 
 class DiskError(KvtoolError, code="disk"):
-    """The disk is full, or a directory kvtool must write to cannot be written."""
+    """The disk is full, or kvtool cannot write to a folder."""
 
 
 class UsageError(KvtoolError, code="usage", exit_code=2):
@@ -61,7 +63,7 @@ class TreeError(KvtoolError, code="tree", exit_code=4):
 
 
 class LockError(KvtoolError, code="lock", exit_code=5):
-    """Something fetched does not match patches/upstream.lock: truncated, corrupt, or the wrong tree."""
+    """A download does not match patches/upstream.lock: it is truncated, damaged, or has a wrong tree."""
 
 
 class DriftError(KvtoolError, code="drift", exit_code=6):
@@ -69,44 +71,53 @@ class DriftError(KvtoolError, code="drift", exit_code=6):
 
 
 class LintError(KvtoolError, code="lint", exit_code=6):
-    """The series and its files are not as they should be."""
+    """The series or its files have a mistake."""
 
 
 class BuildError(KvtoolError, code="build", exit_code=7):
-    """Configure or build failed, or cannot work on this machine."""
+    """Configuring or building failed, or is not possible on this machine."""
 
 
 class MissingToolError(KvtoolError, code="missing_tool", exit_code=7):
-    """A required program is not installed; the message explains how to install it."""
+    """A required program is not installed. The message explains how to install it."""
 
 
 class VerifyError(KvtoolError, code="verify", exit_code=8):
-    """The programs did not pass a check."""
+    """A program did not pass a check."""
 
 
 class MeasureError(KvtoolError, code="measure", exit_code=8):
-    """A measurement could not be made, or (with --strict) a bar was missed."""
+    """A measurement failed or, with --strict, that a figure misses its target."""
 
 
 class NetworkError(KvtoolError, code="network", exit_code=9):
-    """A server could not be reached: every source of an upstream that is not cached, or a server to watch."""
+    """A server could not be reached.
+
+    It is each source of an upstream that is not in the cache, or the llama-server that kvtool top watches.
+    """
 
 
 class BisectBad(KvtoolError, code="bad", exit_code=1):
-    """`kvtool bisect --at`: the patch does not apply to this commit (git bisect run reads 1 as bad)."""
+    """A patch does not apply to a commit (`kvtool bisect --at`).
+
+    git bisect run reads exit code 1 as bad.
+    """
 
 
 class BisectSkip(KvtoolError, code="skip", exit_code=125):
-    """`kvtool bisect --at`: this commit cannot be judged; git bisect run tries another."""
+    """A commit cannot be judged (`kvtool bisect --at`). git bisect run then tries another commit."""
 
 
 class BisectAbort(KvtoolError, code="abort", exit_code=128):
-    """`kvtool bisect --at`: something else is wrong; git bisect run stops instead of calling the commit bad."""
+    """There is another error of `kvtool bisect --at`.
+
+    git bisect run then stops, instead of treating the commit as bad.
+    """
 
 
 @contextlib.contextmanager
 def writing(what: str, next_step: str = "") -> Iterator[None]:
-    """Turn an OSError in the block into a DiskError: `what` cannot be written."""
+    """Turn an OSError in the block into a DiskError, which says that `what` cannot be written."""
     try:
         yield
     except OSError as err:
@@ -114,7 +125,10 @@ def writing(what: str, next_step: str = "") -> Iterator[None]:
 
 
 def must_be_writable(file: Path) -> None:
-    """Raise DiskError now if a file cannot be written, and not after an hour of work. Keeps an existing file."""
+    """Raise DiskError if a file cannot be written.
+
+    So the error is found before an hour of work. An existing file is kept.
+    """
     with writing(str(file), "name another file"):
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.is_dir():

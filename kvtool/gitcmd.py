@@ -1,6 +1,6 @@
-"""Call git isolated from the user's configuration, so that commit ids are the same on every machine.
+"""Run git without the user's configuration, so that commit ids are the same on every machine.
 
-Commits are built in a scratch repository, which sees the objects of other repositories and is removed afterwards.
+Commits are made in a temporary repository, which can read the objects of other repositories and is removed afterwards.
 fetch() copies the wanted commits out of it.
 """
 
@@ -20,10 +20,10 @@ from kvtool.console import Progress
 from kvtool.errors import DiskError, KvtoolError, MissingToolError, TreeError
 from kvtool.process import Completed, Environment
 
-# One identity and one moment for everything kvtool commits itself.
+# kvtool makes all of its own commits with this identity and this time.
 IDENTITY = {"NAME": "kvtool", "EMAIL": "kvtool@localhost", "DATE": "1767225600 +0000"}  # 2026-01-01T00:00:00Z
 
-# Settings that a repository's own .git/config could still change; configuration in the environment has priority.
+# Settings that the .git/config of a repository could change. kvtool sets them in the environment, which has priority.
 _OVERRIDES = {
     "commit.gpgsign": "false",
     "core.hooksPath": os.devnull,
@@ -59,7 +59,7 @@ _SEALED = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_ATTR_NOSYSTEM": "1",
     "GIT_TERMINAL_PROMPT": "0",
-    "GCM_INTERACTIVE": "never",  # nor does the helper that git for Windows has open a window
+    "GCM_INTERACTIVE": "never",  # also keep the login program of git for Windows from opening a window
     "GIT_EDITOR": "false",
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_NO_REPLACE_OBJECTS": "1",
@@ -73,8 +73,8 @@ _SEALED = {
 
 _INSTALL = "install git: apt install git (Debian), xcode-select --install (macOS), winget install Git.Git (Windows)"
 
-# The settings of the user that remain in effect: ignored files, trusted repositories, and the access to a mirror by
-# ssh, a proxy, certificates or a login.
+# The user's settings that are kept: ignored files, trusted repositories, and what is needed to reach a mirror (ssh, a
+# proxy, certificates or a login).
 _LET_IN = (
     r"^(core\.(excludesfile|sshcommand|askpass)|safe\.directory|ssh\.variant"
     r"|http\.(.+\.)?(proxy|ssl[a-z]+)|credential\..+|url\..+\.insteadof)$"
@@ -86,7 +86,10 @@ DISK_FULL = re.compile(r"(?i)ENOSPC|No space left|Out of diskspace|Disk quota|di
 
 
 def sealed_environment(extra: Environment | None = None) -> Environment:
-    """Return the environment changes of a git call: no GIT_* of the user; fixed identity, dates and language."""
+    """Return the changes of the environment for a git call.
+
+    The user's GIT_* variables are removed. The identity, the dates and the language are fixed.
+    """
     own = (name for name in os.environ if name.startswith("GIT_") and not _LET_IN_VARIABLES.fullmatch(name))
     inherited = dict.fromkeys(own, None)
     return {**inherited, **_SEALED, **_let_in(frozenset(os.environ.items())), **(extra or {})}
@@ -94,10 +97,11 @@ def sealed_environment(extra: Environment | None = None) -> Environment:
 
 @functools.cache
 def _let_in(_environment: frozenset[tuple[str, str]]) -> Environment:
-    """Write the settings of _LET_IN to a config file, because the environment does not reach git on a mirror's side.
+    """Return the environment with the settings of _LET_IN in a config file.
 
-    If the user did not configure ssh, run it in BatchMode: a password prompt would wait for a terminal that it cannot
-    read.
+    A file is used because the environment does not reach the git that reads a mirror. If the user did not configure
+    ssh, it is run in BatchMode, because otherwise it could wait forever for a password from a terminal that does not
+    exist.
     """
     asked = ["git", "-C", Path(sys.executable).anchor, "config", "-z", "--get-regexp", _LET_IN]
     done = process.capture(asked, env={"GIT_DIR": os.devnull, "GIT_CONFIG": None}, check=False)
@@ -115,7 +119,7 @@ def _let_in(_environment: frozenset[tuple[str, str]]) -> Environment:
 
 
 def _setting(entry: str) -> str:
-    """Return an entry of `git config -z` as in a config file, because a command line would reveal a login."""
+    """Return an entry of `git config -z` as a line of a config file. On a command line, everyone could read a login."""
     key, told, value = entry.partition("\n")
     section, _, rest = key.partition(".")
     within, _, name = rest.rpartition(".")
@@ -127,14 +131,14 @@ def _setting(entry: str) -> str:
 
 
 class Git:
-    """Run git in one repository, with a work tree or bare. Paths are made absolute."""
+    """Run git in one repository, with or without a work tree."""
 
     def __init__(self, repo: Path) -> None:
         self.repo = repo.absolute()
 
     @classmethod
     def create(cls, repo: Path, *, bare: bool = True) -> Self:
-        """Create an empty repository, and its folder if necessary."""
+        """Create an empty repository, and its folder if it does not exist."""
         repo.mkdir(parents=True, exist_ok=True)
         git = cls(repo)
         git.run("init", "--quiet", *(["--bare"] if bare else []), ".")
@@ -148,9 +152,10 @@ class Git:
         check: bool = True,
         error: type[KvtoolError] = KvtoolError,
     ) -> Completed:
-        """Run captured. With check a failure raises `error` with git's output.
+        """Run git to the end. With check, raise `error` with git's output if it fails.
 
-        A full disk (a DiskError) and a git that was killed always raise: neither is an answer.
+        Without check, DiskError is still raised if the disk is full, and an error if git was killed: the exit code of
+        such a call means nothing.
         """
         done = process.capture(self._located(args), env=sealed_environment(env), input=input, check=False)
         if done.returncode != 0 and (found := _FOREIGN.search(done.stderr)):
@@ -169,19 +174,19 @@ class Git:
         return done
 
     def line(self, *args: str | Path, env: Environment | None = None, input: str | bytes | Path | None = None) -> str:
-        """Return the output of a call that prints one line."""
+        """Return the output of a git call that prints one line."""
         return self.run(*args, env=env, input=input).stdout.strip()
 
     def raw(self, *args: str | Path) -> bytes:
-        """Return the output of a call as bytes."""
+        """Return the output of a git call as bytes."""
         return self.run(*args).raw
 
     def entries(self, *args: str | Path) -> list[str]:
-        """Return the entries that a call with -z prints."""
+        """Return the entries that a git call with -z prints."""
         return self.run(*args).stdout.split("\0")[:-1]
 
     def paths(self, tree: str) -> frozenset[str]:
-        """Return the files of a tree or commit."""
+        """Return the paths of the files in a tree or a commit."""
         return frozenset(self.entries("ls-tree", "-r", "-z", "--name-only", tree))
 
     def changed(self, old: str, new: str) -> list[str]:
@@ -189,25 +194,25 @@ class Git:
         return self.entries("diff", "--name-only", "--no-renames", "-z", old, new)
 
     def dirty(self) -> tuple[str, ...]:
-        """Return the paths with uncommitted changes, including untracked files but not ignored files."""
+        """Return the paths with uncommitted changes. Untracked files count, ignored files do not."""
         entries = self.entries("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
         return tuple(entry[3:] for entry in entries)
 
     def renamed(self, old: str, new: str) -> dict[str, str]:
-        """Map the old to the new path of renamed files between two trees or commits, as git's merge does."""
+        """Return the new path of each file that was renamed between two trees or commits, by its old path."""
         found = self.entries("diff", "--find-renames", "-l7000", "--diff-filter=R", "--name-status", "-z", old, new)
         return dict(zip(found[1::3], found[2::3], strict=True))
 
     def fetch(self, repo: Path, *refspecs: str) -> None:
-        """Copy commits from another repository. A refspec without a target creates no ref."""
+        """Copy commits from another repository. A refspec without a target copies them without making a ref."""
         self.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", repo, *refspecs)
 
     def ok(self, *args: str | Path) -> bool:
-        """Run git, and return True if it succeeded."""
+        """Run git, and return whether it succeeded."""
         return self.run(*args, check=False).returncode == 0
 
     def watch(self, *args: str | Path, bar: Progress, phases: Sequence[str]) -> Completed:
-        """Run and show git's progress on the bar, 100 per phase. The caller checks the exit code."""
+        """Run git, and show its progress on the bar: 100 for each phase. The caller must check the exit code."""
 
         def on_line(line: str) -> None:
             for number, phase in enumerate(phases):
@@ -217,12 +222,12 @@ class Git:
         return process.stream(self._located(args), env=sealed_environment(), on_line=on_line)
 
     def resolve(self, revision: str) -> str | None:
-        """Return the object id of a revision, or None."""
+        """Return the object id of a revision, None if it does not exist."""
         done = self.run("rev-parse", "--verify", "--quiet", "--end-of-options", revision, check=False)
         return done.stdout.strip() if done.returncode == 0 else None
 
     def blobs(self, *names: str) -> list[tuple[str, bytes]]:
-        """Return id and content of files named as TREE:PATH, in one call; ("", b"") for a missing file."""
+        """Return the id and the content of files named as TREE:PATH; ("", b"") for a missing file. Runs git once."""
         raw = self.run("cat-file", "--batch", "-z", input="\0".join((*names, ""))).raw
         found, at = list[tuple[str, bytes]](), 0
         for name in names:
@@ -250,19 +255,21 @@ def folders(paths: Iterable[str]) -> set[str]:
 
 
 class Scratch(Git):
-    """A bare repository in a temporary directory; both are removed afterwards."""
+    """Use a bare repository in a temporary folder, which is removed afterwards."""
 
     def place(self) -> Path:
-        """Make an empty directory next to the repository."""
+        """Make an empty folder next to the repository."""
         return Path(tempfile.mkdtemp(dir=self.repo.parent))
 
 
 @contextlib.contextmanager
 def scratch_repository(*repositories: Path, below: Path | None = None) -> Iterator[Scratch]:
-    """Make a temporary repository that sees the objects of other repositories, without copying them.
+    """Make a temporary repository that can read the objects of other repositories without copying them.
 
-    A repository that does not exist yet is assumed to become a bare one: git looks again in each call. below: the
-    parent folder.
+    A repository that does not exist yet may be created later, as a bare repository. git then finds its objects in the
+    next call.
+
+    below: the parent folder of the temporary folder, None for the system's
     """
     with tempfile.TemporaryDirectory(prefix="kvtool-", dir=below) as name:
         scratch = Scratch.create(Path(name).resolve() / "repo.git")
@@ -274,7 +281,8 @@ def scratch_repository(*repositories: Path, below: Path | None = None) -> Iterat
             asked = Git(repository).run("rev-parse", "--git-path", "objects", "--git-path", "shallow")
             inside, cut = ((repository / path).resolve() for path in asked.stdout.split("\n")[:2])
             objects.append(inside)
-            # the end of its history; without this file, git would search for parents that do not exist
+            # where the history of a shallow clone ends; without this file, git would search for parents that do not
+            # exist
             if cut.is_file():
                 shallow |= set(cut.read_text("ascii").split())
         (scratch.repo / "objects/info/alternates").write_text("".join(f"{path}\n" for path in objects), "utf-8")

@@ -1,4 +1,7 @@
-"""Locks between processes of kvtool. The system releases a lock when its holder dies."""
+"""Lock files, so that several processes of kvtool do not disturb each other.
+
+If a process dies, the system releases its locks.
+"""
 
 import contextlib
 import hashlib
@@ -14,9 +17,9 @@ from kvtool.project import Project
 
 @contextlib.contextmanager
 def try_lock_dir(directory: Path, error: type[KvtoolError], doing: str) -> Iterator[None]:
-    """Lock an existing directory without waiting. Raises `error` if another kvtool holds it.
+    """Lock an existing folder without waiting. Raise `error` if another kvtool has locked it.
 
-    `doing` completes the message, as in "another kvtool is building there".
+    doing: a part of the message, such as "is building" in "another kvtool is building there"
     """
     try:
         with filelock.FileLock(directory / "kvtool.lock").acquire(blocking=False):
@@ -29,7 +32,7 @@ def try_lock_dir(directory: Path, error: type[KvtoolError], doing: str) -> Itera
 
 @contextlib.contextmanager
 def lock_file(path: Path, console: Console, what: str) -> Iterator[None]:
-    """Lock a file. Prints a message if it has to wait."""
+    """Lock a file. If another kvtool has locked it, print a message and wait."""
     with writing(str(path.parent), "set KVTOOL_CACHE to a writable directory"):
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path)

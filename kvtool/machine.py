@@ -1,4 +1,4 @@
-"""Describe this machine and its free memory, for measurements and their reports."""
+"""Describe this machine and its free memory. Measurements and their reports need that."""
 
 import os
 import platform
@@ -10,12 +10,12 @@ _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 @dataclass(frozen=True)
 class Machine:
-    """The description of a machine."""
+    """Hold the description of a machine."""
 
     system: str
     processor: str
     cores: int
-    memory: int | None  # bytes, None if unknown
+    memory: int | None  # bytes of memory, None if unknown
     pages: str  # setting of transparent huge pages, "" if unknown
 
 
@@ -31,12 +31,12 @@ def machine() -> Machine:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _text(path: str) -> str:
-    """Read a system file; "" if it cannot be read."""
+    """Return the text of a system file; "" if it cannot be read."""
     try:
         return Path(path).read_text("utf-8", "replace")
     except OSError:
@@ -44,36 +44,39 @@ def _text(path: str) -> str:
 
 
 def _field(path: str, name: str) -> str:
-    """Return the value of the first line "name : value" of a file, or ""."""
+    """Return the value of the first line "name : value" of a file; "" if there is no such line."""
     pairs = (line.partition(":") for line in _text(path).splitlines())
     return next((value.strip() for key, colon, value in pairs if colon and key.strip() == name), "")
 
 
 def kib_of(path: str, name: str) -> int | None:
-    """Return the bytes of a line "name: 12 kB", or None if there is no such line."""
+    """Return the bytes of a line "name: 12 kB"; None if there is no such line."""
     words = _field(path, name).split()
     return int(words[0]) * 1024 if words else None
 
 
 def available_memory() -> int | None:
-    """Return the bytes that can be filled without swapping, within the limit of the cgroup. None if unknown.
+    """Return the bytes of memory that can be filled without swapping; None if unknown.
 
-    A cgroup counts the page cache as used, but the kernel can free its inactive part.
+    A limit of the cgroup is respected.
+
+    A cgroup counts cached files as used memory. Their inactive part is not counted here, because the kernel can free
+    it.
     """
     available = kib_of("/proc/meminfo", "MemAvailable")
     limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
-    if available is None or not (limit.isdigit() and used.isdigit()):  # no cgroup v2, or no limit
+    if available is None or not (limit.isdigit() and used.isdigit()):  # there is no cgroup v2, or it has no limit
         return available
     lines = (line.split() for line in _text("/sys/fs/cgroup/memory.stat").splitlines())
     inactive = sum(int(words[1]) for words in lines if words[0] == "inactive_file")
     return min(available, int(limit) - max(0, int(used) - inactive))
 
 
-_HEADROOM = 2 * 2**30  # bytes to keep free for other processes
+_HEADROOM = 2 * 2**30  # bytes of memory that are left for other processes
 
 
 def memory_warning(needed: int, available: int | None) -> str:
-    """Return why `needed` bytes should not be filled, or "" if they may be."""
+    """Return the reason why `needed` bytes of memory should not be filled; "" if they may be."""
     if available is None or available >= needed + _HEADROOM:
         return ""
     return f"it needs {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are available"

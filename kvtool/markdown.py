@@ -1,10 +1,13 @@
-"""Tables for files that people read on the web."""
+"""Write tables as Markdown, for files that people read on the web."""
 
 from collections.abc import Sequence
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as in Console.table(): one whose name starts with ">" is right-aligned."""
+    """Return a table as Markdown.
+
+    A column whose name starts with ">" is aligned to the right, as in Console.table().
+    """
     rule = "|".join("---:" if column.startswith(">") else "---" for column in columns)
     lines = [_row([column.removeprefix(">") for column in columns]), f"|{rule}|", *map(_row, rows)]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""The environment of a command, and the options that several commands share."""
+"""Define the environment of a command, and the options that several commands share."""
 
 import functools
 from collections.abc import Callable
@@ -17,24 +17,24 @@ Context: TypeAlias = typer.Context
 
 
 class Env:
-    """The console and the project. The project is searched for on first use (UsageError if there is none)."""
+    """Hold the console and the project. The project is searched for on first use; UsageError if there is none."""
 
     def __init__(self, console: Console, find: Callable[[], Project]) -> None:
         self.console, self._find = console, find
 
     @functools.cached_property
     def project(self) -> Project:
-        """Find the project on first use."""
+        """Search for the project on first use, and return it."""
         found = self._find()
         self.console.upstream = found.name
         return found
 
 
 BACKENDS = {
-    "cpu": "CPU only (the default).",
-    "metal": "Apple GPUs; on macOS.",
-    "cuda": "NVIDIA GPUs; needs nvcc.",
-    "vulkan": "Any GPU with Vulkan; needs glslc.",
+    "cpu": "Build for the CPU only (the default).",
+    "metal": "Build for Apple's GPUs, on macOS.",
+    "cuda": "Build for NVIDIA's GPUs. This needs nvcc.",
+    "vulkan": "Build for any GPU with Vulkan. This needs glslc.",
 }
 Cpu = Annotated[bool, Option("--cpu", help=BACKENDS["cpu"])]
 Metal = Annotated[bool, Option("--metal", help=BACKENDS["metal"])]
@@ -45,25 +45,27 @@ Preset = Annotated[
     Option(
         "--preset",
         metavar="NAME",
-        help="release: for this processor; dist: for any of its kind; debug: with assertions, for a debugger; "
-        "asan, tsan: with sanitizers.",
+        help="Kind of build. release: for this processor. dist: for other machines, too. debug: with assertions, for a "
+        "debugger. asan, tsan: with the sanitizer of this name.",
     ),
 ]
-Jobs = Annotated[int, Option("--jobs", "-j", metavar="N", help="Number of parallel jobs; 0: one per core.")]
+Jobs = Annotated[int, Option("--jobs", "-j", metavar="N", help="Number of parallel jobs. 0 means one per core.")]
 Tag = Annotated[str | None, Argument(metavar="TAG", help="Upstream tag of patches/upstream.lock [the current one].")]
 Mirror = Annotated[
     str | None,
-    Option("--mirror", metavar="PATH|URL", help="Fetch upstream from this git repository (or KVTOOL_UPSTREAM)."),
+    Option("--mirror", metavar="PATH|URL", help="Fetch upstream only from this git repository (or KVTOOL_UPSTREAM)."),
 ]
 Groups = Annotated[
     list[str] | None,
     Option(
         "--group",
         metavar="ID",
-        help="Only this group of series.toml and its dependencies; may be repeated [all groups].",
+        help="Use only this group of series.toml and the groups that it depends on. May be repeated [all groups].",
     ),
 ]
-BinDir = Annotated[Path | None, Option("--bin", metavar="DIR", help="Use the programs in DIR; build nothing.")]
+BinDir = Annotated[
+    Path | None, Option("--bin", metavar="DIR", help="Use the programs in DIR instead of building them.")
+]
 
 SHARED = ("json", "quiet", "verbose", "project", "tree")  # parameters of make_env()
 
@@ -72,7 +74,7 @@ def make_env(
     json: Annotated[
         bool, Option("--json", help="Print one JSON document to stdout, everything else to stderr.")
     ] = False,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Print no steps and no progress.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Do not print steps and progress.")] = False,
     verbose: Annotated[
         bool, Option("--verbose", "-v", help="Print each command that kvtool runs, and details of conflicts.")
     ] = False,
@@ -93,20 +95,20 @@ def make_env(
         ),
     ] = None,
 ) -> Env:
-    """Make the Env of a command from the options that every command has."""
+    """Make the environment of a command from the options that every command has."""
     named = [word for flag, place in (("--tree", tree), ("--project", project)) if place for word in (flag, place)]
     places = f" {quote(named)}" if named else ""
     return Env(Console(json=json, quiet=quiet, verbose=verbose, places=places), lambda: find_project(project, tree))
 
 
 def env_of(ctx: Context) -> Env:
-    """Return the Env that cli.py stored for the running command."""
+    """Return the environment that cli.py made for the running command."""
     env: Env = ctx.obj
     return env
 
 
 def choose_backend(**given: bool) -> str:
-    """Return the name of the backend flag that was given, "cpu" for none. UsageError for several."""
+    """Return the name of the backend whose flag was given, "cpu" if none was. Raise UsageError for several."""
     named = [name for name, is_given in given.items() if is_given]
     if len(named) > 1:
         flags = " and ".join(f"--{name}" for name in named)
@@ -116,6 +118,9 @@ def choose_backend(**given: bool) -> str:
 
 
 def reject(command: str, *rules: tuple[object, str]) -> None:
-    """Raise UsageError with the text of the first rule that holds: an option or a combination makes no sense."""
+    """Raise UsageError with the text of the first rule that applies.
+
+    Each rule is a pair: whether the options make no sense, and the text that explains why.
+    """
     if wrong := next((words for holds, words in rules if holds), ""):
         raise UsageError(wrong, next_step=f"kvtool {command} --help")

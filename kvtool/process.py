@@ -1,8 +1,9 @@
-"""Run other programs. The only importer of subprocess.
+"""Run other programs. No other module imports subprocess.
 
-Use capture() for short commands whose output is data, stream() for long commands whose lines drive a progress bar, and
-spawn() for servers. The executable is resolved first, so a missing program is a clear error and never a traceback. The
-error of a failed capture() contains the output. stream() has passed the output on already, so its caller decides.
+capture() is for short commands whose output is data. stream() is for long commands whose lines move a progress bar.
+spawn() is for servers. The path of the program is searched for first, so a missing program gives a clear error and
+never a traceback. If capture() fails, its error contains the output. stream() has already passed the output to its
+caller, so the caller decides what is an error.
 """
 
 import contextlib
@@ -24,61 +25,67 @@ from typing import Any, TypeAlias
 from kvtool.errors import KvtoolError, MissingToolError
 
 Process: TypeAlias = subprocess.Popen[bytes]
-Environment: TypeAlias = Mapping[str, str | None]  # merged over os.environ; None removes a variable
+Environment: TypeAlias = Mapping[str, str | None]  # changes of os.environ; None removes a variable
 
 _observer: Callable[[Sequence[str]], None] | None = None
 
 
 def on_command(callback: Callable[[Sequence[str]], None] | None) -> None:
-    """Call `callback` with each argv before it runs (console.py echoes it when verbose)."""
+    """Call a function with each command before it is run. console.py prints the commands with it for --verbose."""
     global _observer
     _observer = callback
 
 
 @dataclass(frozen=True)
 class Completed:
-    """A finished process."""
+    """Hold the result of a process that has ended."""
 
     returncode: int
     stdout: str
-    stderr: str = ""  # "" if it was not captured
-    raw: bytes = b""  # captured stdout as bytes
+    stderr: str = ""  # stderr as text, "" if it was not captured
+    raw: bytes = b""  # stdout as bytes, if it was captured
 
 
 def redact_urls(text: str) -> str:
-    """Remove logins from the URLs in a text, because output may end up in a public log or issue."""
+    """Remove user names and passwords from the URLs in a text.
+
+    The text may be published, for example in a log or an issue.
+    """
     return re.sub(r"""(?i)\b((?:https?|ftps?|socks\w*)://)[^/?#\s"'<>,]*@""", r"\1", text)
 
 
 def quote(argv: Sequence[str | Path]) -> str:
-    """Return the command as a user would type it, without logins in URLs."""
+    """Return a command as a user would type it. URLs are printed without user names and passwords."""
     return redact_urls(shlex.join(str(a) for a in argv))
 
 
 def this_python() -> str:
-    """Return the running Python as a user would type it. Windows shells quote differently."""
+    """Return the path of the running Python as a user would type it. Windows shells quote in another way."""
     return sys.executable if sys.platform == "win32" else quote([sys.executable])
 
 
 def pip_install() -> str:
-    """Return the start of the command that installs packages for the running Python."""
+    """Return the start of a command that installs packages for the running Python."""
     return f"{this_python()} -m pip install"
 
 
 def which(name: str) -> Path | None:
-    """Find a program on PATH, then next to the running Python: an inactive venv has cmake and ninja."""
+    """Find a program on PATH, then next to the running Python.
+
+    A virtual environment that is not active has cmake and ninja there.
+    """
     found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     return Path(found) if found else None
 
 
 def program_in(name: str, *folders: Path) -> Path | None:
-    """Find a program in the first folder that has it, also with the suffix .exe."""
+    """Find a program in the first folder that has it, with or without the suffix .exe."""
     files = (folder / file for folder in folders for file in (name, f"{name}.exe"))
     return next((file for file in files if file.is_file()), None)
 
 
 def require_program(folder: Path, name: str, error: type[KvtoolError], next_step: str) -> Path:
-    """Find a program in a folder; raise `error` if it is not there."""
+    """Return the path of a program in a folder. Raise `error` if it does not exist."""
     if found := program_in(name, folder):
         return found
     raise error(f"{name} is not in {folder}", next_step=next_step)
@@ -108,11 +115,16 @@ def capture(
     timeout: float | None = None,
     on_tick: Callable[[], None] | None = None,
 ) -> Completed:
-    """Run to the end and return both outputs as text (UTF-8, undecodable bytes as surrogates, so nothing is lost).
+    """Run a program to its end, and return its stdout and stderr as text.
 
-    `env` is merged over os.environ. With `check`, a non-zero exit or a timeout (seconds) raises `error` with the
-    output. `input` is text, bytes, or a file to read from. `on_tick` is called a few times a second. An exception or
-    Ctrl-C ends the process and its children.
+    The text is decoded as UTF-8. Bytes that are not UTF-8 become surrogates, so nothing is lost. An exception, or
+    Ctrl-C, ends the program and its children.
+
+    env: changes of os.environ
+    input: a text, bytes, or a file that the program reads as stdin
+    check: raise `error` with the output if the exit code is not 0
+    timeout: the seconds after which `error` is raised, with or without `check`
+    on_tick: called a few times in a second
     """
     args = _resolve(argv)
     data = input.encode("utf-8", "surrogateescape") if isinstance(input, str) else input
@@ -133,10 +145,10 @@ def capture(
 
 @contextlib.contextmanager
 def _started(args: Sequence[str], env: Environment | None = None, **more: Any) -> Iterator[Process]:
-    """Start a process in a session of its own. An exception in the block ends the process and its children.
+    """Start a process in a session of its own. If the block raises an exception, end the process and its children.
 
-    The session has no terminal. In a process group of its own with a terminal, a program that asks for input (ssh for a
-    passphrase) would be stopped forever.
+    A new session has no terminal. A process group with a terminal is not enough: a program that asks for input there,
+    such as ssh for a passphrase, would be stopped forever.
     """
     merged = {name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None}
     with _signals_wait() as no_more:
@@ -160,13 +172,14 @@ def _started(args: Sequence[str], env: Environment | None = None, **more: Any) -
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[Callable[[], None]]:
-    """Defer Ctrl-C and kill until the yielded function is called: inside Popen() they would leak a child.
+    """Delay Ctrl-C and kill signals until the yielded function is called.
 
-    The signals are not blocked, because a child would inherit that. Only the main thread receives them.
+    An exception inside of Popen() would leave a child process behind. The signals are not blocked, because the child
+    would inherit that. Only the main thread receives signals.
     """
     here = threading.current_thread() is threading.main_thread()
     numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if here and hasattr(signal, name)]
-    # leave ignored signals alone: a child inherits that, too
+    # do not touch ignored signals, because the child inherits that, too
     handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
     came: list[int] = []
 
@@ -187,7 +200,8 @@ def _signals_wait() -> Iterator[Callable[[], None]]:
 def _communicate(
     process: Process, data: bytes | None, timeout: float | None, on_tick: Callable[[], None] | None
 ) -> tuple[bytes, bytes]:
-    if on_tick is None:  # one call: after a timeout, CPython 3.11 does not write the rest of the input
+    # use one call without on_tick: CPython 3.11 does not write the rest of the input after a timeout
+    if on_tick is None:
         return process.communicate(data, timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
@@ -200,13 +214,13 @@ def _communicate(
 
 
 def _end(process: Process) -> None:
-    """End a process and its children. Never raises."""
+    """End a process and its children. Never raises an exception."""
     if sys.platform == "win32":
         if process.poll() is None:
             subprocess.run(["taskkill", "/T", "/F", "/PID", str(process.pid)], capture_output=True)
             process.wait()
         return
-    # the leader may have exited; KILL also ends children that ignored TERM
+    # The process itself may have exited. SIGKILL also ends children that ignored SIGTERM.
     for sig in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, sig)
@@ -215,15 +229,18 @@ def _end(process: Process) -> None:
 
 
 def stream(argv: Sequence[str | Path], *, env: Environment | None = None, on_line: Callable[[str], None]) -> Completed:
-    """Run to the end and pass each line of merged stdout and stderr to `on_line`. Does not check the exit code.
+    """Run a program to its end, and call `on_line` with each line of its stdout and stderr.
 
-    Completed.stdout contains all lines. An exception in `on_line` or Ctrl-C ends the whole process group.
+    The exit code is not checked.
+
+    Completed.stdout has all lines. An exception in `on_line`, or Ctrl-C, ends the program and its children.
     """
     args = _resolve(argv)
     collected: list[str] = []
     with _started(args, env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
-        with io.TextIOWrapper(process.stdout, "utf-8", "replace") as output:  # progress counters end lines with CR
+        # the lines of progress counters end in CR, which this stream treats as a line end
+        with io.TextIOWrapper(process.stdout, "utf-8", "replace") as output:
             for line in output:
                 collected.append(line.rstrip("\n"))
                 on_line(collected[-1])
@@ -233,7 +250,7 @@ def stream(argv: Sequence[str | Path], *, env: Environment | None = None, on_lin
 
 @contextlib.contextmanager
 def spawn(argv: Sequence[str | Path], *, stdout: Path) -> Iterator[Process]:
-    """Run a process in the background with its output in the file `stdout`; end it and its children on exit."""
+    """Run a process in the background, with its output in the file `stdout`. On exit, end it and its children."""
     args = _resolve(argv)
     with (
         stdout.open("wb") as log,

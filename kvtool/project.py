@@ -1,4 +1,4 @@
-"""Where things are: the project (patches/ and cpp/), the patched tree, the user-wide cache."""
+"""Find the project (patches/ and cpp/), the patched tree, and the user's cache."""
 
 import os
 import re
@@ -10,25 +10,27 @@ import platformdirs
 
 from kvtool.errors import UsageError
 
-LLAMA_CPP = "llama.cpp"  # the upstream that build, verify and bench support
+LLAMA_CPP = "llama.cpp"  # the only upstream that build, verify and bench support
 _PACKAGE = Path(__file__).resolve().parent
-# The folder of a patched tree, and of cpp/, with the program that proves the dynamic cache. Other series have none.
+# The folder, in a patched tree and in cpp/, of the program that proves the dynamic cache. A series about something else
+# does not have it.
 PROOF = PurePosixPath("tools/kv-check")
-PACKAGED = _PACKAGE / "_data"  # the series of an installed wheel; an editable install has it next to the package
+# the series in an installed wheel; with an editable install, the series is next to the package
+PACKAGED = _PACKAGE / "_data"
 
 
 @dataclass(frozen=True)
 class Project:
-    """All paths are absolute. tree and cache need not exist yet."""
+    """Hold the absolute paths of a project. The tree and the cache need not exist yet."""
 
     root: Path
     tree: Path
     cache: Path
-    name: str = LLAMA_CPP  # the upstream project
+    name: str = LLAMA_CPP  # name of the upstream project
 
     @property
     def patches(self) -> Path:
-        """Return the folder of the patches."""
+        """Return the folder of the patch files."""
         return self.root / "patches"
 
     @property
@@ -47,7 +49,7 @@ class Project:
         return self.patches / "upstream.lock"
 
     def require_llama_cpp(self, command: str) -> None:
-        """Raise UsageError for a command that knows no upstream but llama.cpp."""
+        """Raise UsageError if a command supports only llama.cpp, and the project has another upstream."""
         if self.name != LLAMA_CPP:
             raise UsageError(
                 f"kvtool {command} supports only llama.cpp",
@@ -56,7 +58,7 @@ class Project:
             )
 
     def refuse_packaged(self) -> None:
-        """Raise UsageError for a change of patches/ and cpp/ that are part of an installation."""
+        """Raise UsageError for a change of patches/ or cpp/ if they are a part of an installed kvtool."""
         if self.root == PACKAGED:
             raise UsageError(
                 "the series that came with kvtool cannot be changed",
@@ -66,26 +68,29 @@ class Project:
 
 
 def expanded(path: str | Path) -> Path:
-    """Return a path with its ~ resolved."""
+    """Return a path in which ~ is replaced by the home folder."""
     try:
         return Path(path).expanduser()
-    except RuntimeError as err:  # no such user, no HOME
+    except RuntimeError as err:  # the user does not exist, or there is no HOME
         raise UsageError(f"there is no {path}", why=str(err)) from err
 
 
 def place_of(url: str) -> str:
-    """Return a repository as git accepts it from any folder: a URL unchanged, an absolute path with links resolved."""
+    """Return a repository in a form that git accepts in any folder.
+
+    A URL stays; a path is made absolute, without links.
+    """
     return str(expanded(url).resolve()) if expanded(url).exists() else url
 
 
 def _named(variable: str, given: Path | None = None) -> Path | None:
-    """Return a given path, or the path in an environment variable."""
+    """Return the given path or, if it is None, the path in an environment variable."""
     place = given or os.environ.get(variable)
     return expanded(place).absolute() if place else None
 
 
 def user_cache() -> Path:
-    """KVTOOL_CACHE, or the cache directory of this user on this system."""
+    """Return KVTOOL_CACHE or, without it, the folder for caches of this user on this system."""
     return _named("KVTOOL_CACHE") or platformdirs.user_cache_path("kvtool", appauthor=False)
 
 
@@ -114,11 +119,16 @@ def _root(start: Path | None) -> Path:
 
 
 def find_project(start: Path | None = None, tree: Path | None = None) -> Project:
-    """Find the project: --project, KVTOOL_PROJECT, upward from here, kvtool's own checkout, packaged data.
+    """Find the project and return it.
 
-    start: --project, or None
-    tree: --tree, or None for KVTOOL_TREE, then `<root>/llama.cpp`. Links are resolved, so one tree has one name.
-    Packaged data cannot contain a tree, so its tree is ./llama.cpp. Raises UsageError without a project.
+    These places are tried in order: --project, KVTOOL_PROJECT, the nearest folder above the current one, kvtool's own
+    checkout, and the series that was installed with kvtool. Raises UsageError if there is none. Links in the path of
+    the tree are resolved, so that one tree has only one name. The tree of the installed series is ./llama.cpp, because
+    the installation cannot contain a tree.
+
+    start: the value of --project, None without it
+    tree: the value of --tree. None stands for KVTOOL_TREE or, without it, for a folder in the project with the name of
+        the upstream.
     """
     root = _root(start)
     name = _name_of(root)
@@ -127,7 +137,10 @@ def find_project(start: Path | None = None, tree: Path | None = None) -> Project
 
 
 def _name_of(root: Path) -> str:
-    """Return the name of a project's upstream. Commands that read the lock report its errors."""
+    """Return the name of a project's upstream.
+
+    An error in the lock is ignored here, because other functions report it.
+    """
     try:
         name = tomllib.loads(read_text(root / "patches/upstream.lock")).get("name", LLAMA_CPP)
     except (UsageError, tomllib.TOMLDecodeError):
@@ -136,7 +149,7 @@ def _name_of(root: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a project file, without the byte order mark of Windows' editors.
+    """Return the text of a file of the project. A byte order mark, which editors on Windows write, is removed.
 
     Raises UsageError if the file cannot be read.
     """

@@ -1,4 +1,7 @@
-"""Define the results of commands: frozen data that cli.py renders as a table for people or as one JSON document."""
+"""Define the base of all results of commands.
+
+A result is data that cli.py prints as a table for people, or as one JSON document.
+"""
 
 import dataclasses
 import enum
@@ -16,19 +19,19 @@ _PLAIN: Mapping[Any, Any] = {str: str, int: int, float: (int, float)}
 
 
 class PatchOutcome(enum.StrEnum):
-    """The outcome of one patch."""
+    """Name the outcomes of one patch."""
 
     APPLIED = "applied"
-    MERGED = "merged"  # upstream has it already
-    EMPTY = "empty"  # changes nothing
+    MERGED = "merged"  # upstream has the patch already
+    EMPTY = "empty"  # the patch changes nothing
     CONFLICT = "conflict"
-    BLOCKED = "blocked"  # needs another patch that conflicts
-    SKIPPED = "skipped"  # from/until exclude this upstream, or the user left the patch out
+    BLOCKED = "blocked"  # the patch needs another patch that has a conflict
+    SKIPPED = "skipped"  # from/until leave the patch out on this upstream, or the user left it out
     DROPPED = "dropped"  # the user removed the patch from the series
 
 
 class CheckOutcome(enum.StrEnum):
-    """The outcome of one check."""
+    """Name the outcomes of one check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -37,14 +40,17 @@ class CheckOutcome(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class FileChange:
-    """A file of the project that was written."""
+    """Report a file of the project that was written."""
 
     path: str
-    action: str  # add | change | remove
+    action: str  # "add", "change" or "remove"
 
 
 def to_plain(value: Any) -> Any:
-    """Convert a value to JSON types: dataclasses to objects (in field order), paths and enums to strings."""
+    """Convert a value to types of JSON.
+
+    A dataclass becomes an object with its fields in order, a path or an enum a string.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, (Path, enum.StrEnum)):
@@ -57,7 +63,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[_T], data: Any) -> _T:
-    """Convert JSON types back to `kind`. KeyError, TypeError or ValueError if they do not match."""
+    """Convert types of JSON back to `kind`. Raise KeyError, TypeError or ValueError if they do not match."""
     return cast(_T, _from_plain(kind, data))
 
 
@@ -86,7 +92,10 @@ def _from_plain(kind: Any, data: Any) -> Any:
 
 
 def parse_last_json_line(text: str) -> dict[str, Any] | None:
-    """Parse the last non-empty line, as printed by kv-check and kv-bench; None if it is not a JSON object."""
+    """Parse the last line that is not empty, in which kv-check and kv-bench print their results.
+
+    Returns None if it is not a JSON object.
+    """
     try:
         data = json.loads(text.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -96,13 +105,13 @@ def parse_last_json_line(text: str) -> dict[str, Any] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Serve as the base of every command's result: a frozen dataclass with the name of the command and render().
+    """Be the base of every command's result: a frozen dataclass with the name of the command and render().
 
-    A result that carries a failure (a conflict with the outcome of each patch, a failed check with its table)
-    overrides `failure`. Then the data is rendered, then the error, and kvtool exits with the error's exit code.
+    A result with a failure overrides `failure`. For example, it has a conflict and the outcome of each patch. Then the
+    data is printed, then the error, and kvtool exits with the exit code of the error.
 
-    `error` is a problem in addition to the result, such as a report that cannot be written. It is the failure unless
-    a subclass returns a worse one; then it is reported in addition ("unwritten" in the document).
+    `error` is a problem in addition to the result, such as a report that cannot be written. Usually it is the failure.
+    If a subclass returns a worse failure, `error` is only mentioned in addition, as "unwritten" in the JSON document.
     """
 
     command: ClassVar[str] = ""
@@ -113,11 +122,11 @@ class Result:
 
     @property
     def failure(self) -> KvtoolError | None:
-        """Return the error of this result, or None."""
+        """Return the error of this result, None if there is none."""
         return self.error
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document: "command", "ok", the fields in order, and "error" if there is a failure."""
+        """Return the JSON document: "command", "ok", the fields in their order, and "error" if there is a failure."""
         failure = self.failure
         doc = {"command": self.command, "ok": failure is None, **to_plain(self)}
         del doc["error"]
@@ -128,5 +137,5 @@ class Result:
         return doc
 
     def render(self, console: Console) -> None:
-        """Print the result for a person with console.line() and console.table()."""
+        """Print the result for people, with console.line() and console.table()."""
         raise NotImplementedError

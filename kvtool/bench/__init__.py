@@ -1,1 +1,1 @@
-"""Measure a static cache and both kinds of dynamic caches (`kvtool bench`)."""
+"""Measure a static cache, a dynamic cache that grows by copy, and one that grows in place (`kvtool bench`)."""

@@ -1,12 +1,15 @@
 """Measure the speed of prompts and tokens with each type of cells, at several depths of the context.
 
-Two static contexts with flash attention are in one process, and their calls alternate. They use all cores, and the
-clock measures them. Each round creates both contexts again and yields one ratio, the median over its pairs. The
-interval is Student's over the rounds (`kvtool/bench/speed.py` has the formula). First, each smaller type is compared
-with f16. With `--baseline`, each type is then compared with the same type in an unpatched build. A round of those is
-two processes, because the library that is loaded first has an advantage. *At* is the number of tokens in the context
-before the calls; it is filled without attention, which is not measured. The plot multiplies the speed of f16 by the
-ratios.
+Two static contexts with flash attention are in one process, and they are called alternately. They use all cores, and
+the time is measured with a clock. Each round creates both contexts again. Its result is one ratio: the median over its
+pairs of calls. The interval is the 95 % confidence interval of Student's t over the rounds (`kvtool/bench/speed.py` has
+the formula).
+
+First, each smaller type is compared with f16. With `--baseline`, each type is then also compared with the same type in
+an unpatched build. Such a round is two processes, because the library that is loaded first has an advantage.
+
+*At* is the number of tokens in the context before the calls. The context is filled without attention, and this is not
+measured. The plot shows the speed of f16 times the ratio of each type.
 """
 
 import statistics
@@ -25,24 +28,27 @@ F16, UNPATCHED = "f16", "unpatched"
 TYPES = ("q8_0", "q4_0")
 DEPTHS, QUICK_DEPTHS = (512, 2048, 4096, 8192), (512, 2048)
 KINDS = "prompt", "generate"
-BATCH = 64  # tokens of a prompt; fewer than 64 are not a prompt for flash attention
+BATCH = 64  # tokens of a prompt; llama.cpp's flash attention has other code for fewer than 64
 CALLS = {"-p": BATCH, "-b": 8, "-n": 24}
 BEYOND = 1024  # tokens that kv-bench needs beyond the last depth
 _COLOURS = {"f16": plots.GREY, "q8_0": plots.BLUE, "q4_0": plots.ORANGE}
 _TITLES = {"prompt": f"Prompts of {BATCH} tokens", "generate": "Generated tokens"}
 
-# the lowest speed relative to f16 at the depths of the bars, by kind of call and type
+# lowest speed relative to f16 that meets the target, by kind of call and type; it applies at the depths of _AT
 _LEAST = {("prompt", "q8_0"): 0.97, ("prompt", "q4_0"): 0.95, ("generate", "q8_0"): 1.0, ("generate", "q4_0"): 0.95}
 _AT = {"prompt": (2048, 4096), "generate": (4096,)}
 
 
 @dataclass(frozen=True)
 class TypeSpeed:
-    """Compare the speed of one type with f16, or with the same type in an unpatched build.
+    """Compare the speed of one type of cells with f16, or with the same type in an unpatched build.
 
-    base: "f16" or "unpatched"
+    base: "f16" or "unpatched", the side that is compared with
     kind: "prompt" or "generate"
-    base_seconds, seconds: medians of one call
+    depth: the number of tokens in the context before the call
+    n_tokens: the number of tokens of one call
+    base_seconds: the median duration of a call on the base
+    seconds: the median duration of a call with this type
     """
 
     type: str
@@ -75,7 +81,10 @@ class AttentionResult(Report):
         return (("Speed", ("type", "against", "call", ">at", ">its tokens/s", ">tokens/s", ">ratio"), rows),)
 
     def pictures(self) -> dict[str, bytes]:
-        """Draw tokens per second against depth, for prompts and for tokens; dotted lines are the unpatched build."""
+        """Draw tokens per second against depth, for prompts and for generated tokens.
+
+        A dotted line is the unpatched build.
+        """
         with plots.picture(self.name, 2, rows=2, size=(8, 8)) as (files, axes):
             for kind, axis in zip(KINDS, axes, strict=True):
                 for (name, build), points in _lines(self.speeds, kind).items():
@@ -90,17 +99,19 @@ class AttentionResult(Report):
 
 
 def _lines(speeds: Sequence[TypeSpeed], kind: str) -> dict[tuple[str, str], dict[int, float]]:
-    """Return tokens per second by depth, for each type and build.
+    """Return the tokens per second at each depth, for each type and build.
 
-    The speed of f16 is the median over its comparisons. The other speeds are this speed times their ratios, because
-    the speed of the machine can change between two comparisons.
+    The speed of f16 is the median over all comparisons with f16. The speed of another type is the speed of f16 times
+    the ratio of this type. Measured speeds are not used directly, because the machine can become faster or slower
+    between two comparisons.
     """
     same = [s for s in speeds if s.kind == kind]
     found: dict[tuple[str, str], dict[int, float]] = {(F16, ""): {}}
     for depth in sorted({s.depth for s in same}):
         base = [s.n_tokens / s.base_seconds for s in same if s.base == F16 and s.depth == depth]
         found[F16, ""][depth] = statistics.median(base)
-    for s in sorted(same, key=lambda s: s.base == UNPATCHED):  # the patched types first
+    # the patched types first, because the unpatched ones are computed from them
+    for s in sorted(same, key=lambda s: s.base == UNPATCHED):
         key = (s.type, UNPATCHED if s.base == UNPATCHED else "")
         patched = found[s.type, ""][s.depth] if s.base == UNPATCHED else found[F16, ""][s.depth]
         found.setdefault(key, {})[s.depth] = patched / s.ratio.value if key[1] else patched * s.ratio.value
@@ -110,7 +121,10 @@ def _lines(speeds: Sequence[TypeSpeed], kind: str) -> dict[tuple[str, str], dict
 def measure_types(
     bench: KvBench, n_ctx: int, depths: Sequence[int], rounds: int, unpatched: Path | None
 ) -> tuple[TypeSpeed, ...]:
-    """Measure each smaller type against f16, and with an unpatched libllama all types against that build."""
+    """Measure the speed of each smaller type against f16.
+
+    With an unpatched libllama, also measure each type against that library.
+    """
     turns = [(name, F16) for name in TYPES] + [(name, UNPATCHED) for name in (F16, *TYPES) if unpatched]
     calls = [str(each) for call in CALLS.items() for each in call]
 
@@ -124,7 +138,7 @@ def measure_types(
 
 
 def _speeds(name: str, base: str, pairs: Sequence[Pair]) -> list[TypeSpeed]:
-    """Return the speed of one comparison for every kind of call and depth."""
+    """Return the results of one comparison, for every kind of call and every depth."""
     found = []
     for kind in KINDS:
         for depth in sorted({p.depth for p in pairs if p.kind == kind}):
@@ -138,7 +152,10 @@ def _speeds(name: str, base: str, pairs: Sequence[Pair]) -> list[TypeSpeed]:
 
 
 def attention_bars(speeds: Sequence[TypeSpeed]) -> tuple[Bar, ...]:
-    """Return the bars: smaller types against f16 at the depths of the bars, and f16 against an unpatched build."""
+    """Return the figures that have a target.
+
+    These are the smaller types against f16 at the depths of _AT, and f16 against an unpatched build.
+    """
     found = []
     for s in speeds:
         if s.base == F16 and s.depth in _AT[s.kind]:

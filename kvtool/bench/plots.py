@@ -1,7 +1,8 @@
 """Draw plots of the measurements. No other module imports matplotlib.
 
-A plot is one SVG file with two colour schemes: the browser chooses by `prefers-color-scheme`. Programs that ignore
-style sheets show the light one. Lines with a label have it at their last point, so no plot needs a legend.
+A plot is one SVG file with light and dark colours. The browser chooses by `prefers-color-scheme`. A program that
+ignores style sheets shows the light colours. The label of a line is written beside its last point, so no plot needs a
+legend.
 """
 
 import contextlib
@@ -16,15 +17,16 @@ from kvtool.errors import MissingToolError
 
 BACKGROUND, INK, GRID = "#ffffff", "#24292f", "#d8dee4"
 GREY, BLUE, ORANGE, GREEN = "#6e7781", "#0969da", "#bc4c00", "#1a7f37"
-# each colour of the light scheme, and its counterpart in the dark one
+# each colour of the light scheme, with its colour in the dark scheme
 _DARK = {
     **{BACKGROUND: "#0d1117", INK: "#e6edf3", GRID: "#30363d"},
     **{GREY: "#9198a1", BLUE: "#58a6ff", ORANGE: "#f0883e", GREEN: "#3fb950"},
 }
 COLOURS = {STATIC: GREY, COPY: ORANGE, IN_PLACE: BLUE}
 BARS = (GREY, BLUE, GREEN)
-_FONT = 12  # points
-_BEHIND_TEXT = {"facecolor": BACKGROUND, "edgecolor": "none", "pad": 1}  # hides lines that cross a label
+_FONT = 12  # font size in points
+# background of a label; it hides lines that cross the label
+_BEHIND_TEXT = {"facecolor": BACKGROUND, "edgecolor": "none", "pad": 1}
 _STYLE: Any = {
     **{"figure.constrained_layout.use": True, "font.size": _FONT, "legend.frameon": False, "lines.linewidth": 2},
     **{"axes.grid": True, "axes.axisbelow": True, "grid.color": GRID, "axes.edgecolor": GRID, "axes.linewidth": 1},
@@ -32,13 +34,16 @@ _STYLE: Any = {
     **{"axes.facecolor": BACKGROUND, "text.color": INK, "axes.labelcolor": INK},
     **{"xtick.color": INK, "ytick.color": INK, "axes.titlelocation": "left", "axes.titlesize": _FONT + 1},
     **{"axes.titleweight": "bold", "axes.titlepad": 12, "figure.titlesize": _FONT + 2, "figure.titleweight": "bold"},
-    # Make equal numbers produce equal files: no random ids, and text stays text.
+    # Make equal numbers give equal files: fixed ids, and texts as texts instead of outlines.
     **{"svg.hashsalt": "kvtool", "svg.fonttype": "none"},
 }
 
 
 def require() -> None:
-    """Raise MissingToolError without matplotlib, before an hour of measurements."""
+    """Raise MissingToolError if matplotlib is not installed.
+
+    Call this before the measurements, which can take an hour.
+    """
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingToolError(
             "matplotlib is not installed",
@@ -51,10 +56,13 @@ def require() -> None:
 def picture(
     name: str, panels: int = 1, *, rows: int = 1, size: tuple[float, float] | None = None
 ) -> Iterator[tuple[dict[str, bytes], Any]]:
-    """Yield `(files, axes)` with `panels` axes to draw on. On exit, `files` holds the SVG.
+    """Yield the pair `(files, axes)`: draw on the axes, and read the SVG from `files` afterwards.
 
+    `files` is filled on exit from the `with` block.
+
+    panels: the number of axes
     rows: the number of rows that the panels are divided into
-    size: width and height in inches; a page shows 8 inches as 768 pixels
+    size: the width and the height in inches; a web page shows 8 inches as 768 pixels
     """
     import matplotlib
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
@@ -66,7 +74,8 @@ def picture(
         yield files, axes
         for axis in axes:
             label_lines(axis)
-        figure.savefig(data := io.BytesIO(), format="svg", metadata={"Date": None})  # no date either
+        # without a date, too, equal numbers give equal files
+        figure.savefig(data := io.BytesIO(), format="svg", metadata={"Date": None})
         files[f"{name}.svg"] = with_dark_scheme(data.getvalue())
 
 
@@ -80,7 +89,7 @@ def label_lines(axis: Any) -> None:
         x, y = line.get_xdata()[-1], line.get_ydata()[-1]
         where = {"textcoords": "offset points", "va": "center", "annotation_clip": False, "bbox": _BEHIND_TEXT}
         texts.append(axis.annotate(line.get_label(), (x, y), (8, 0), color=line.get_color(), **where))
-    axis.figure.draw_without_rendering()  # the layout, and with it the place of each point
+    axis.figure.draw_without_rendering()  # lay out the figure, which decides where each point is
     pixels_per_point = axis.figure.dpi / 72
     heights = [axis.transData.transform(text.xy)[1] / pixels_per_point for text in texts]
     for text, height, moved in zip(texts, heights, spread(heights, 1.3 * _FONT), strict=True):
@@ -88,7 +97,7 @@ def label_lines(axis: Any) -> None:
 
 
 def mark_tokens(axis: Any, n_ctx: int) -> None:
-    """Let the horizontal axis end at a full context, with a mark at each quarter."""
+    """Let the horizontal axis end at a full context, and mark each quarter."""
     axis.set(xlim=(0, n_ctx), xticks=[n_ctx * quarter // 4 for quarter in range(5)])
     axis.xaxis.set_major_formatter(thousands)
 
@@ -99,9 +108,12 @@ def thousands(value: float, _position: int) -> str:
 
 
 def spread(heights: Sequence[float], distance: float) -> list[float]:
-    """Return heights that are at least `distance` apart, in the same order and close to the given ones."""
+    """Return heights that are at least `distance` apart.
+
+    They have the same order as the given heights, and are close to them.
+    """
     order = sorted(range(len(heights)), key=heights.__getitem__)
-    groups: list[list[int]] = []  # neighbours that touch each other, centred at the mean of their heights
+    groups: list[list[int]] = []  # neighbours that would overlap; a group is centred at the mean of its heights
 
     def bottom(group: list[int]) -> float:
         return sum(heights[i] for i in group) / len(group) - distance * (len(group) - 1) / 2
@@ -118,7 +130,7 @@ def spread(heights: Sequence[float], distance: float) -> list[float]:
 
 
 def label_bars(axis: Any, texts: Sequence[str]) -> None:
-    """Write a text at the end of each horizontal bar, first drawn first."""
+    """Write a text at the end of each horizontal bar, in the order in which the bars were drawn."""
     bars = (bar for container in axis.containers for bar in container)
     for bar, text in zip(bars, texts, strict=True):
         end = bar.get_x() + bar.get_width(), bar.get_y() + bar.get_height() / 2
@@ -128,7 +140,7 @@ def label_bars(axis: Any, texts: Sequence[str]) -> None:
 
 
 def with_dark_scheme(svg: bytes) -> bytes:
-    """Add a style sheet with the dark colours to an SVG in the light ones."""
+    """Add a style sheet with dark colours to an SVG with light colours."""
     rules = "".join(
         f'[style*="{kind}: {light}"]{{{kind}:{dark} !important}}'
         for light, dark in _DARK.items()

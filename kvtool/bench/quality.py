@@ -1,21 +1,21 @@
 """Measure the loss of small KV types on real text: perplexity and the divergence from an f16 cache.
 
-llama.cpp's own `llama-perplexity` measures. It divides a text into chunks of the context's size, computes each chunk
-with an empty cache, and scores the second half of each chunk. The first run stores the probabilities of a static
-f16 cache. Each other run reads them, and reports the mean Kullback-Leibler divergence (KL, in nats per token), the
+llama.cpp's own program `llama-perplexity` measures. It divides a text into chunks of the context's size, computes each
+chunk with an empty cache, and scores the second half of each chunk. The first run stores the probabilities of a static
+f16 cache. Each other run reads them. It reports the mean Kullback-Leibler divergence (KL, in nats per token), the
 change of the logarithm of the perplexity, and how often both caches prefer the same token.
 
-A budget makes the cache change its type within a chunk. Afterwards the empty cache returns to f16, so each chunk begins
-with f16 again. *In the middle*: at the first scored token, so that no scored token has f16 cells only. *Near the end*:
-at the last quarter of the chunk. A short run with each budget finds the budgets, because only the program knows when
-its compute buffers grow. *Ladder*: first q8_0, then q4_0, within one budget.
+With a memory budget, the cache changes its type within a chunk. The empty cache of the next chunk has the type f16
+again. *In the middle* means that the type changes at the first scored token, so no token is scored with f16 cells only.
+*Near the end* means that it changes at the last quarter of the chunk. *Ladder* means that it changes first to q8_0 and
+then to q4_0. The right budgets are found by short runs, because only the program knows when its compute buffers grow.
 
-*Context shift*: the alternative to smaller types is to forget the older half of the conversation. A context of half the
-size shows the perplexity of that. It is a bound from below for the loss of a real context shift, which also moves the
-positions of the kept cells. Its tokens are other ones of the same text, so its interval is the wider one of two
-independent measurements.
+*Context shift* is the alternative to smaller types: the older half of the conversation is forgotten. A context of half
+the size shows the perplexity of that. A real context shift loses at least as much, because it also moves the positions
+of the cells that stay. The tokens of the shorter chunks are other tokens of the same text. So the two measurements are
+independent, and the interval is wider.
 
-The text is the documentation of the language that every Python contains (`pydoc_data.topics`).
+The text is the documentation of the Python language that every Python contains (`pydoc_data.topics`).
 """
 
 import json
@@ -40,7 +40,7 @@ from kvtool.verify.own_model import documentation
 HOW = (__doc__ or "").partition("\n\n")[2]
 PROGRAM = "llama-perplexity"
 CONTEXT, BATCH = 1024, 256
-CHUNKS, QUICK_CHUNKS = 98, 4  # 98 of 1024 tokens are 100,352 tokens
+CHUNKS, QUICK_CHUNKS = 98, 4  # 98 chunks of 1024 tokens are 100,352 tokens
 MIDDLE, NEAR_END = CONTEXT // 2, CONTEXT * 3 // 4
 _TIMEOUT = 6 * 3600.0
 _NUMBER = r"\s*:?\s*(-?[\d.]+|-?nan|-?inf) ± +(-?[\d.]+|-?nan|-?inf)"
@@ -56,13 +56,14 @@ _STATISTICS = tuple(
 
 @dataclass(frozen=True)
 class Kind:
-    """Describe one cache.
+    """Describe one cache to measure.
 
-    k, v: its types at the start
-    ladder: the types of `--kv-auto-quant`, "" without a budget
-    at: the position of the first change of type in a chunk
-    least: choose the smallest budget with a change at that position, instead of the largest
-    n_ctx: tokens of a chunk
+    k: the type of the keys at the start
+    v: the type of the values at the start
+    ladder: the types of `--kv-auto-quant`, from large to small; "" without a budget
+    at: the token of a chunk at which the type must change first
+    least: True: take the smallest budget with a change at that token; False: take the largest
+    n_ctx: the tokens of a chunk
     """
 
     name: str
@@ -97,15 +98,15 @@ STEPS = (("f16 to q8_0 in the middle", "q8_0 from the start"), ("f16 to q4_0 in 
 
 @dataclass(frozen=True)
 class Loss:
-    """Report one cache. Each pair has a value and its standard error.
+    """Report the loss of one cache. A tuple has a value and its standard error.
 
-    perplexity: of the scored tokens
+    perplexity: the perplexity of the scored tokens
     log_ratio: ln(perplexity / perplexity of f16)
-    divergence: mean KL divergence from f16 in nats per token, () if it was not measured
-    same_top: percentage of tokens for which f16 prefers the same next token, () if it was not measured
-    budget: MiB, 0 without a budget
-    changes: the cells of the cache at each change of type in the first chunk
-    command: the arguments of llama-perplexity, without files
+    divergence: the mean KL divergence from f16 in nats per token, () if it was not measured
+    same_top: the percentage of tokens for which this cache and f16 prefer the same next token, () if not measured
+    budget: the budget in MiB, 0 without one
+    changes: the number of cells in the cache at each change of type in the first chunk
+    command: the arguments of llama-perplexity, without the files
     """
 
     kind: str
@@ -121,7 +122,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class QualityResult(Report):
-    """Report the loss of every cache on one model."""
+    """Report the losses of all caches on one model."""
 
     name, how, said = "quality", HOW, "{chunks} chunks of {n_ctx} tokens"
     n_ctx: int
@@ -129,7 +130,7 @@ class QualityResult(Report):
     losses: tuple[Loss, ...]
 
     def tables(self) -> tuple[Table, ...]:
-        """Return the table of losses, and the table of commands."""
+        """Return the table of losses and the table of commands."""
         rows, commands = [], []
         for loss in self.losses:
             kl = _with_error(loss.divergence) if loss.divergence else "-"
@@ -163,9 +164,11 @@ def _with_error(pair: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """The program, the model and the text. `work` keeps the finished runs, so an interrupted measurement continues.
+    """Measure the losses with one program, model and text.
 
-    chunks: the number of chunks of CONTEXT tokens
+    Finished runs are kept in `work`, so an interrupted measurement continues there.
+
+    chunks: the number of chunks, each of CONTEXT tokens
     """
 
     program: Path
@@ -176,7 +179,7 @@ class Perplexity:
     console: Console
 
     def measure(self) -> tuple[Loss, ...]:
-        """Return the losses of all kinds. Raises MeasureError if a run fails, DiskError without room."""
+        """Return the losses of all caches. Raise MeasureError if a run fails, and DiskError if the disk is full."""
         base = self.work / f"{self.model.stem}.probabilities"
         kinds = [STATIC_F16, *KINDS]
         journal = _Journal(self.work / f"quality-{self._fingerprint()}.json")
@@ -192,7 +195,7 @@ class Perplexity:
         return tuple(journal.known[kind.name] for kind in kinds)
 
     def _fingerprint(self) -> str:
-        """Return a hash of everything that a finished run depends on."""
+        """Return a hash of everything that changes the result of a run."""
         kinds = json.dumps([to_plain(kind) for kind in KINDS])
         return models.fingerprint([self.program, self.model, self.text], kinds, str(self.chunks))
 
@@ -212,7 +215,7 @@ class Perplexity:
         return done.stderr + done.stdout
 
     def _store_base(self, base: Path, journal: "_Journal", is_new: bool) -> None:
-        """Store the probabilities of the static f16 cache, after a look at the free disk."""
+        """Check that the disk has enough space, and store the probabilities of the static f16 cache."""
         argv: list[str | Path] = [*self._argv(STATIC_F16, 0), "--kl-divergence-base", base]
         self._call(argv, 1)
         needed, free = base.stat().st_size * self.chunks, shutil.disk_usage(self.work).free + base.stat().st_size
@@ -232,7 +235,7 @@ class Perplexity:
             journal.add(Loss(STATIC_F16.name, found, same, same, (100.0, 0.0), 0, (), command, took))
 
     def _run(self, kind: Kind, base: Path, budget: int, f16: Loss) -> Loss:
-        """Measure one kind."""
+        """Measure the loss of one cache."""
         started = time.monotonic()
         argv = self._argv(kind, budget)
         divergence, same_top = tuple[float, ...](), tuple[float, ...]()
@@ -252,14 +255,14 @@ class Perplexity:
         )
 
     def _budgets(self, kinds: Sequence[Kind]) -> dict[str, int]:
-        """Return the budget of each kind in MiB, by runs of one chunk."""
+        """Return the budget of each kind in MiB. Finds it by runs of one chunk."""
         if not kinds:
             return {}
         most = math.ceil(sum(map(float, _RESERVED.findall(self._call(self._argv(KINDS[0], 0), 1)))))
         positions: dict[int, int] = {}
 
         def position(budget: int) -> int:
-            """Return the cells at the first change; 0 if the budget is too small for any cell."""
+            """Return the number of cells at the first change of type. 0: not even one cell fits into the budget."""
             if budget not in positions:
                 probe = Kind("probe", ladder="f16,q8_0,q4_0")
                 try:
@@ -270,7 +273,7 @@ class Perplexity:
             return positions[budget]
 
         def first(wanted: int) -> int:
-            """Return the smallest budget whose first change is at `wanted` or later."""
+            """Return the smallest budget with which the first change is at `wanted` cells or later."""
             low, high = 1, most + 1
             while low < high:
                 middle = (low + high) // 2
@@ -286,12 +289,12 @@ class Perplexity:
 
 
 def changes_in(log: str) -> tuple[int, ...]:
-    """Return the cells of the cache at each change of type in the first chunk of a log."""
+    """Return the number of cells at each change of type in the first chunk, read from a log."""
     cells = 0
     found = list[int]()
     for line in log.splitlines():
         if grown := _GROWN.search(line):
-            if found and int(grown[1]) < cells:  # the next chunk has an empty cache
+            if found and int(grown[1]) < cells:  # fewer cells than before: the next chunk began with an empty cache
                 break
             cells = max(cells, int(grown[1]))
         elif _CHANGED.search(line):
@@ -300,7 +303,7 @@ def changes_in(log: str) -> tuple[int, ...]:
 
 
 def _search(pattern: re.Pattern[str], output: str) -> tuple[float, float]:
-    """Return a value and its error from the output. Raises MeasureError if they are missing."""
+    """Return a value and its standard error from the output. Raise MeasureError if they are missing."""
     found = pattern.search(output)
     if not found:
         raise MeasureError(f"{PROGRAM} printed no {pattern.pattern!r}", next_step="kvtool build", output=output[-2000:])
@@ -308,7 +311,7 @@ def _search(pattern: re.Pattern[str], output: str) -> tuple[float, float]:
 
 
 class _Journal:
-    """Keep finished runs in a file, by kind."""
+    """Keep the results of finished runs in a file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -325,14 +328,17 @@ class _Journal:
 
 
 def quality_bars(losses: Sequence[Loss]) -> tuple[Bar, ...]:
-    """Return the bars: a change in the middle of a text loses hardly more than the type from the start."""
+    """Return the figures that have a target.
+
+    A change of type in the middle of a text must lose hardly more than the same type from the start.
+    """
     kl = {loss.kind: loss.divergence[0] for loss in losses if loss.divergence}
     name = "KL / KL of the type from the start"
     return tuple(Bar(name, step, ratio(kl.get(step), kl.get(start)), most=1.1) for step, start in STEPS)
 
 
 def write_text(file: Path) -> Path:
-    """Write the whole documentation of the language that every Python contains, about 466 KB."""
+    """Write the documentation of the Python language that every Python contains, about 466 KB."""
     text = "\n\n".join(documentation())
     if len(text) < 100_000:
         raise UsageError("this Python contains no text (pydoc_data.topics)", next_step="use another Python")

@@ -1,4 +1,4 @@
-"""What every measurement of bench ends in: bars, tables, the same ones for a terminal and for NAME.md, and pictures."""
+"""Hold what all kinds of bench report: figures with their targets, tables for a terminal and for NAME.md, and plots."""
 
 import json
 from collections import Counter
@@ -15,20 +15,21 @@ from kvtool.result import Result, to_plain
 
 STATIC, COPY, IN_PLACE = "static", "copy", "in-place"
 MIB = 2**20
-SPARE = 32 * MIB  # allowance of a bar in bytes for memory outside of the cache
-_SURE = 0.02  # how far a 95 % interval may reach beyond its bar
+SPARE = 32 * MIB  # bytes that a target allows for memory outside of the cache
+_SURE = 0.02  # a 95 % interval may reach this far beyond a target and still meet it
 
-# title, columns as in Console.table(), rows (text is shown unchanged, numbers are rounded for people)
+# A table: its title, its columns as in Console.table(), and its rows. Texts are printed as they are; numbers are
+# rounded.
 Table: TypeAlias = tuple[str, tuple[str, ...], Sequence[Sequence[Any]]]
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Compare one figure with its bounds `least` and `most` (None: no such bound).
+    """Compare one figure with its target, the bounds `least` and `most`. None means that there is no such bound.
 
     value: the figure; None if it was not measured, and then `met` is None
-    low, high: its 95 % interval, if it has one; it may exceed a bound by at most 0.02
-    unit: "" for a ratio
+    low, high: the 95 % interval of the figure, if it has one; it may reach at most 0.02 beyond a bound
+    unit: the unit of the figure, "" for a ratio
     note: a remark that a reader of the figure needs
     """
 
@@ -44,7 +45,7 @@ class Bar:
 
     @property
     def met(self) -> bool | None:
-        """Return True if the value is within its bounds, None if it was not measured."""
+        """Return True if the figure is within its bounds, None if it was not measured."""
         if self.value is None:
             return None
         low = self.value if self.low is None else min(self.value, self.low + _SURE)
@@ -53,24 +54,24 @@ class Bar:
 
     @property
     def bound(self) -> str:
-        """Return the bounds as text: "<= 1.1", "0.99 to 1.01"."""
+        """Return the bounds as text, for example "<= 1.1" or "0.99 to 1.01"."""
         least, most = self.least, self.most
         text = f">= {least:g}" if most is None else f"<= {most:g}" if least is None else f"{least:g} to {most:g}"
         return f"{text} {self.unit}".rstrip()
 
 
 def ratio(value: float | None, under: float | None) -> float | None:
-    """Return a ratio, or None if a number is unknown or the divisor is 0."""
+    """Return the ratio of two numbers, or None if one is unknown or the divisor is 0."""
     return value / under if value is not None and under else None
 
 
 def bytes_bar(name: str, mode: str, value: int | None, most: float) -> Bar:
-    """Return a Bar for a size in bytes, shown in MiB."""
+    """Return a Bar for a size in bytes, which is shown in MiB."""
     return Bar(name, mode, ratio(value, MIB), most=round(most / MIB, 1), unit="MiB")
 
 
 def as_number(value: float | None) -> str:
-    """Format a value with three significant digits, or as an integer from 1000 on."""
+    """Format a number with three significant digits, or as an integer if it is 1000 or more."""
     return "-" if value is None else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
@@ -83,16 +84,17 @@ def mib(*values: float | None) -> tuple[str, ...]:
 class Report(Result, command="bench"):
     """Hold the figures of a benchmark.
 
-    skipped: the omitted part and the reason
-    tag, machine: the upstream ("": unknown) and the machine of the measurement
-    strict: treat a missed bar as a failure
-    seconds: duration of the whole command
-    error: the reason why the report could not be written to its files
+    skipped: what was left out and why, "" for nothing
+    tag: the upstream tag, "" if it is unknown
+    machine: the machine of the measurement
+    strict: treat a figure that misses its target as a failure
+    seconds: the duration of the whole command
+    error: the reason why the report could not be written to files
     """
 
-    name: ClassVar[str]  # of the files
-    how: ClassVar[str]  # it was measured
-    said: ClassVar[str]  # how much was measured, in words; the fields are filled in
+    name: ClassVar[str]  # name of the files, without extension
+    how: ClassVar[str]  # text for the report that explains the method
+    said: ClassVar[str]  # how much was measured; the names in braces are replaced by the values of fields
     model: str
     bars: tuple[Bar, ...]
     skipped: str
@@ -103,7 +105,11 @@ class Report(Result, command="bench"):
 
     @property
     def failure(self) -> KvtoolError | None:
-        """Return exit code 8 for a missed bar if strict; otherwise the reason for a report without files."""
+        """Return the error of the report.
+
+        With strict, this is exit code 8 if a figure misses its target. Otherwise it is the reason why no files were
+        written.
+        """
         if not (self.strict and self.missed):
             return self.error
         first = self.missed[0]
@@ -115,12 +121,12 @@ class Report(Result, command="bench"):
 
     @property
     def missed(self) -> list[Bar]:
-        """Return the bars that were missed."""
+        """Return the figures that miss their target."""
         return [bar for bar in self.bars if bar.met is False]
 
     @property
     def verdict(self) -> str:
-        """Return one sentence with the number of met and missed bars."""
+        """Return a sentence with the number of figures that meet and that miss their target."""
         counts = Counter(b.met for b in self.bars)
         tail = f", {counts[None]} not measured" if counts[None] else ""
         return f"{counts[True]} of {counts[True] + counts[False]} bars met{tail}, {self.seconds:.0f} s"
@@ -134,7 +140,7 @@ class Report(Result, command="bench"):
         raise NotImplementedError
 
     def shown(self) -> Iterator[tuple[str, tuple[str, ...], list[list[str]]]]:
-        """Yield all tables as text."""
+        """Yield all tables with their numbers as text."""
         word = {True: "met", False: "MISSED", None: "-"}
         bars = [(b.name, b.mode, b.value, b.bound, word[b.met], b.note) for b in self.bars]
         for title, columns, rows in (("Bars", ("figure", "cache", ">found", ">bar", "", "note"), bars), *self.tables()):
@@ -153,18 +159,18 @@ class Report(Result, command="bench"):
         console.line(self.verdict, style="bold yellow" if self.missed else "bold green")
 
     def write(self, out: Path) -> None:
-        """NAME.md, NAME.json and the pictures. Raises DiskError."""
+        """Write NAME.md, NAME.json and the plots to the folder `out`. Raise DiskError if that fails."""
         pictures = self.pictures()
         document = json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
         contents = {f"{self.name}.md": self.markdown(pictures).encode(), **pictures}
-        contents[f"{self.name}.json"] = document.encode()  # last: who finds it finds all of them
+        contents[f"{self.name}.json"] = document.encode()  # written last: if NAME.json exists, all other files do, too
         with writing(f"to {out}", "--out another directory"):
             out.mkdir(parents=True, exist_ok=True)
             for file, data in contents.items():
                 (out / file).write_bytes(data)
 
     def markdown(self, pictures: Iterable[str]) -> str:
-        """Return the report as Markdown, with links to these pictures."""
+        """Return the report as Markdown with links to the given plots."""
         m, what = self.machine, f"{self.model}, {self.said.format(**vars(self))}"
         memory = f", {m.memory / 2**30:.0f} GiB" if m.memory else ""
         pages = f", transparent huge pages: {m.pages}" if m.pages else ""

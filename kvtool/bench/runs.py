@@ -1,22 +1,25 @@
 """Measure memory and speed of a context with each kind of cache, by running kv-bench repeatedly.
 
-Memory: each process has one context; in-place, copy and static alternate; figures are medians over the runs. Filling
-the cache avoids the cost of attention: each batch is decoded as a sequence of its own and then moved to the measured
-sequence (see `kv-bench`'s README). *Resident* is the growth of the process since before the context was created,
-compute buffers included. *The same without a cache* is measured right after each growth. In place, it commits as many
-fresh pages; by copy, it copies the same bytes into fresh memory with `memcpy`.
+Memory: each process has one context. A cache that grows in place, a cache that grows by copy and a static cache take
+turns, and the figures are medians over the runs. To fill the cache without the cost of attention, each batch is decoded
+as a sequence of its own and then moved to the measured sequence (see `kv-bench`'s README). *Resident* is the growth of
+the process since before the context was created, including compute buffers. *The same without a cache* is measured
+right after each growth. For growth in place, it commits as many fresh pages. For growth by copy, it copies the same
+bytes into fresh memory with `memcpy`.
 
-Speed: both contexts are in one process, their calls alternate, and the processor time of one thread is measured.
-Every round creates both contexts again and yields one ratio. The interval is Student's over the rounds
-(`kvtool/bench/speed.py` has the formula). *Speed* includes growths at their real frequency, *without growths* covers
-the other calls. The last column has the time of a call with a growth relative to the static call, and the number of
-growths. Cache *off* compares the patched build without the flag with an unpatched build. Cache *same* compares the
-patched build with itself, and shows the spread without any difference. Both have half as many rounds of two processes
-each, because the library that is loaded first has an advantage.
+Speed: both contexts are in one process and are called alternately, and the processor time of one thread is measured.
+Every round creates both contexts again. Its result is one ratio. The interval is the 95 % confidence interval of
+Student's t over the rounds (`kvtool/bench/speed.py` has the formula). *Speed* includes growths as often as they really
+occur. *Without growths* has only the other calls. The last column has the time of a call with a growth relative to the
+static call, and the number of growths.
 
-The weights are random. For memory, the model has the cache geometry of a real model, and everything else is tiny. For
-speed, the whole model is as large as one of the smallest models in use: if a token is cheap, the cost of its cache
-weighs most.
+Cache *off* compares the patched build with the dynamic cache switched off with an unpatched build. Cache *same*
+compares the patched build with itself, which shows how much equal builds differ. Both have half as many rounds of two
+processes each, because the library that is loaded first has an advantage.
+
+The weights are random. For memory, the model has a cache as large as that of a real model, and everything else is tiny.
+For speed, the whole model is as large as one of the smallest models in use. If a token is cheap to compute, the cost of
+its cache is a larger share.
 """
 
 import itertools
@@ -42,7 +45,7 @@ _MEANING = {IN_PLACE: "in place", COPY: "by copy"}
 GIB = 2**30
 _STORAGE = {COPY: "copy", IN_PLACE: "inplace"}
 _TIMEOUT = 1800.0
-_AFTER_CLEAR = 1.4  # allowed rest, as a multiple of the bytes that the live cells need
+_AFTER_CLEAR = 1.4  # allowed memory after a clear, as a multiple of the bytes of the live cells
 
 _SPEED = ("cache", "FA", "call", ">static ms", ">speed / static", ">without growths", ">time of those with one")
 _MEMORY = ("cache", ">tokens", ">KV reserved MiB", ">committed", ">used", ">resident", ">peak", ">ms")
@@ -53,14 +56,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Row:
-    """Describe one cache at one moment: created, at a depth (tokens), or after a clear and one more decode.
+    """Hold the measurements of one cache at one moment.
 
-    The clear is llama_memory_clear(). Units are bytes and seconds.
-    resident: growth of the process, None if unknown
-    peak: its maximum since the previous moment, None if unknown
-    growth_seconds: duration of all growths so far, None without growth
-    growth_worst: duration of the longest growth, None without growth
-    growth_limit: duration for the same bytes without a cache, None without growth
+    The moment is "created", "depth" (the cache has `depth` tokens), or after llama_memory_clear() and one more decode.
+    Sizes are in bytes and times in seconds.
+
+    resident: the growth of the process's resident memory, None if it is unknown
+    peak: the maximum of `resident` since the previous moment, None if it is unknown
+    growth_seconds: the duration of all growths so far, None without growth
+    growth_worst: the duration of the longest growth, None without growth
+    growth_limit: the time that the same bytes need without a cache, None without growth
     """
 
     mode: str
@@ -111,9 +116,9 @@ class Benched(Report):
         return ("Speed", _SPEED, speeds), ("Memory", _MEMORY, memory), growths
 
     def pictures(self) -> dict[str, bytes]:
-        """Draw the memory against tokens, the time of all growths, and the speed against the depth.
+        """Draw the memory against tokens, the duration of all growths so far, and the speed against the depth.
 
-        The plot of growths also has the time for the same bytes without a cache.
+        The plot of growths also has the time that the same bytes need without a cache.
         """
         depths = [r for r in self.rows if r.moment == "depth"]
         grown = [r for r in depths if r.growth_limit]
@@ -180,11 +185,11 @@ def _line(axis: Any, rows: Sequence[Row], mode: str, name: str, label: str, unit
 
 
 def rows_of(mode: str, said: Mapping[str, Any]) -> list[Row]:
-    """Parse the output of one process, moment by moment.
+    """Parse the output of one kv-bench process. Return a row for each moment.
 
-    Raises KeyError or TypeError for unexpected output. A resident memory of -1 means unknown. Right after each
-    growth, kv-bench measured the same bytes without a cache: memcpy of the copied bytes into fresh memory, or commit
-    of the added bytes.
+    Raise KeyError or TypeError for unexpected output. A resident memory of -1 means that it is unknown. Right after
+    each growth, kv-bench measured the time that the same bytes need without a cache. For growth by copy, it copied the
+    same number of bytes into fresh memory. For growth in place, it committed as many bytes of fresh pages.
     """
     found, before = [], said["rss_before"]
     for point in said["points"]:
@@ -200,9 +205,9 @@ def rows_of(mode: str, said: Mapping[str, Any]) -> list[Row]:
 
 
 def medians(samples: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return the median of each moment over all runs of one mode.
+    """Return the median of each row over all runs of one kind of cache.
 
-    A field is None if any run lacks it.
+    A field is None if it is None in any run.
     """
 
     def median(values: tuple[Any, ...]) -> Any:
@@ -212,17 +217,18 @@ def medians(samples: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def memory_bars(rows: Sequence[Row]) -> list[Bar]:
-    """Return the bars for creation, growth and memory of the measured dynamic caches."""
+    """Return the figures of the dynamic caches that have a target: creation, growth and memory."""
     by_mode = {mode: list(same) for mode, same in itertools.groupby(rows, lambda r: r.mode)}
     static = by_mode.pop(STATIC, [])
     return [bar for same in by_mode.values() for bar in _bars(same, static)]
 
 
 def _bars(rows: Sequence[Row], static: Sequence[Row]) -> list[Bar]:
-    """Return the bars of one mode.
+    """Return the figures of one kind of cache that have a target.
 
-    The memory outside of the cache is that of the static process at the same moment, or of this process if static was
-    omitted. So memory that was freed but not returned to the system counts as the cache's.
+    To find how much of a process is the cache, the memory outside of the cache is subtracted. It is measured in the
+    static process at the same moment or, if static was left out, in this process. Memory that was freed but not
+    returned to the system therefore counts as memory of the cache.
     """
     beside = [None if r.resident is None else r.resident - r.committed for r in static or rows]
     *_, last, cleared = rows
@@ -231,7 +237,8 @@ def _bars(rows: Sequence[Row], static: Sequence[Row]) -> list[Bar]:
     depths = list(zip(rows, beside, strict=True))[1:-1]
     peaks = [r.peak - r.committed - other for r, other in depths if r.peak and other is not None]
     left = None if cleared.resident is None or beside[-2] is None else max(0, cleared.resident - beside[-2])
-    layer = last.committed // last.n_layer if last.mode == COPY else 0  # it is there twice while it is copied
+    # one layer is in memory twice while it is copied
+    layer = last.committed // last.n_layer if last.mode == COPY else 0
     return [
         Bar("creation time / static", last.mode, ratio(rows[0].create_seconds, seconds), most=0.02),
         Bar("resident after creation / static", last.mode, ratio(rows[0].resident, size), most=0.005),
@@ -245,10 +252,10 @@ def _bars(rows: Sequence[Row], static: Sequence[Row]) -> list[Bar]:
 class Comparison:
     """Describe two contexts whose calls kv-bench measures in turns.
 
-    note: shown as progress
-    mode: the cache of the second context
-    args: further arguments of kv-bench
-    other: the libllama of the first context, None for the linked one
+    note: the text that is shown as progress
+    mode: the kind of cache of the second context
+    args: further arguments for kv-bench
+    other: the path of the first context's libllama; None for the libllama that kv-bench is linked with
     """
 
     note: str
@@ -259,17 +266,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class KvBench:
-    """The program, and the model that it measures with."""
+    """Run the program kv-bench with one model."""
 
     program: Path
     model: Path
     console: Console
 
     def memory(self, n_ctx: int, depths: Sequence[int], repeats: int) -> tuple[tuple[Row, ...], str]:
-        """Return the medians of each mode, and why the static mode was omitted, if it does not fit into memory.
+        """Return the medians of each kind of cache, and the reason if static was left out ("" if it was not).
 
-        The modes alternate, and the first mode changes in every turn, so disturbances of the machine affect all
-        modes.
+        A static cache is left out if it does not fit into the machine's memory. The kinds take turns, and each turn
+        begins with another kind. So a disturbance of the machine affects all kinds.
         """
         found: dict[str, list[list[Row]]] = {mode: [] for mode in MODES}
         turns = [MODES[(turn + i) % len(MODES)] for turn in range(repeats) for i in range(len(MODES))]
@@ -284,10 +291,12 @@ class KvBench:
         return tuple(row for mode in MODES for row in medians(found[mode])), skipped
 
     def speeds(self, n_ctx: int, depths: Sequence[int], rounds: int, unpatched: Path | None) -> tuple[Speed, ...]:
-        """Measure both contexts of each comparison in one process, call by call, in `rounds` new pairs of contexts.
+        """Measure the speed of each kind of cache, in `rounds` new pairs of contexts.
 
-        unpatched: a libllama without the patches, which is compared with the patched library without the flag. For
-        reference, the patched library is also compared with itself.
+        In each comparison, both contexts are in one process and are called alternately.
+
+        unpatched: the path of a libllama without the patches. It is compared with the patched library with the dynamic
+            cache switched off. For reference, the patched library is also compared with itself.
         """
         others = {OFF: unpatched, SAME: self.program.with_name(unpatched.name)} if unpatched else {}
         turns = [(mode, flash) for mode in (IN_PLACE, COPY, *others) for flash in ("on", "off")]
@@ -303,8 +312,9 @@ class KvBench:
     def compare(
         self, n_ctx: int, depths: Sequence[int], rounds: int, comparisons: Sequence[Comparison]
     ) -> list[list[Pair]]:
-        """Return the pairs of each comparison: both contexts in one process, in `rounds` new pairs of contexts."""
-        # which of two libraries is loaded first makes a difference of 2 %: a round is two processes, one of each
+        """Return the measured pairs of calls of each comparison, from `rounds` new pairs of contexts in one process."""
+        # The library that is loaded first is about 2 % faster or slower. So with two libraries, a round is two
+        # processes, each with another order.
         seeds = range(2 * max(2, rounds // 2))
         runs = [(number, seed) for number, each in enumerate(comparisons) for seed in (seeds if each.other else [0])]
 
@@ -327,14 +337,15 @@ class KvBench:
     def answer(
         self, parse: Callable[[str, dict[str, Any]], _T], mode: str, n_ctx: int, depths: Sequence[int], *more: str
     ) -> _T:
-        """Run one process and parse its output for its mode.
+        """Run kv-bench once and parse its output.
 
-        Raises MeasureError if the process fails, is too slow, or prints something unexpected.
+        Raises MeasureError if the process fails, takes too long, or prints something unexpected.
         """
         dynamic = "on" if mode in _STORAGE else "off"
         argv: list[str | Path] = [self.program, "-m", self.model, "--kv-dynamic", dynamic, "-t", "1"]
         argv += ["-c", str(n_ctx), "-d", ",".join(map(str, depths)), *more]
-        env = {"LLAMA_KV_DYNAMIC_STORAGE": _STORAGE.get(mode)}  # None removes the variable of the user's shell
+        # None removes the variable, in case the user's shell has set it
+        env = {"LLAMA_KV_DYNAMIC_STORAGE": _STORAGE.get(mode)}
         done = process.capture(argv, env=env, check=False, timeout=_TIMEOUT, error=MeasureError)
         doc = trial.answer(done)
         if doc.get("status") != "ok":

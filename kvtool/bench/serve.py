@@ -1,7 +1,9 @@
-"""Measure many chats with one llama-server, all after the same system prompt: memory, computed tokens, waiting times.
+"""Measure many chats with one llama-server that all start with the same system prompt.
 
-The load is a closed loop: each chat sends its next request after its answer, a given number of times. The first
-request runs alone, like in a server that was used before; then all chats start. The tokens are random.
+The figures are the server's memory, the number of prompt tokens that it computes, and the time until the first token.
+
+Each chat sends its next request after the answer to the last one, a given number of times. The first request runs
+alone, as in a server that was used before. Then all chats start. The tokens are random.
 """
 
 import itertools
@@ -24,7 +26,7 @@ from kvtool.verify.models import Geometry
 from kvtool.verify.server import LlamaServer, json_of_events, llama_server, together
 
 HOW = (__doc__ or "").partition("\n\n")[2]
-GEOMETRY = Geometry("serve", layers=8, kv_heads=4, head_size=128)  # 16 KiB a token
+GEOMETRY = Geometry("serve", layers=8, kv_heads=4, head_size=128)  # 16 KiB for each token
 DYNAMIC, SHARED = "dynamic", "shared"
 SHARE = "--kv-share-prefix"
 FLAGS = {STATIC: (), DYNAMIC: ("--kv-dynamic",), SHARED: ("--kv-dynamic", SHARE)}
@@ -32,7 +34,14 @@ FLAGS = {STATIC: (), DYNAMIC: ("--kv-dynamic",), SHARED: ("--kv-dynamic", SHARE)
 
 @dataclass(frozen=True)
 class Load:
-    """How much is asked. In tokens: common, the system prompt; own, of each turn; answer."""
+    """Describe how much the chats ask.
+
+    chats: the number of chats
+    turns: the number of requests of each chat
+    common: the tokens of the system prompt
+    own: the tokens that each request adds
+    answer: the tokens of each answer
+    """
 
     chats: int
     turns: int
@@ -42,9 +51,9 @@ class Load:
 
     @property
     def cells(self) -> int:
-        """Return the cells of a context four times as long as all chats need without sharing.
+        """Return the size of the context in cells: four times what all chats need without sharing.
 
-        Real contexts are longer than their conversations, too.
+        Contexts of real servers are larger than their conversations, too.
         """
         return 4 * self.chats * (self.common + self.turns * (self.own + self.answer))
 
@@ -53,11 +62,13 @@ class Load:
 class Served:
     """Hold the measurements of one server.
 
-    computed: the tokens of prompt_tokens that were not found in a cache
-    first, worst: seconds until the first token of a request, median and maximum; the server's first request is left out
-    used, committed: bytes of its caches after the last answer
-    resident: bytes of the process, None if unknown
-    error: the first error
+    computed: the number of prompt tokens that the server computed, because they were not in a cache
+    first: the median time in seconds until the first token of a request, without the server's first request
+    worst: the longest such time
+    used: the bytes of the used cells after the last answer
+    committed: the bytes that the caches have allocated after the last answer
+    resident: the bytes of the process, None if it is unknown
+    error: the first error, "" for none
     """
 
     mode: str
@@ -75,7 +86,7 @@ class Served:
 
 @dataclass(frozen=True)
 class ServeResult(Report):
-    """What `kvtool bench --serve` found."""
+    """Report the measurements of `kvtool bench --serve`."""
 
     name, how = "serve", HOW
     said = (
@@ -86,7 +97,7 @@ class ServeResult(Report):
     rows: tuple[Served, ...]
 
     def pictures(self) -> dict[str, bytes]:
-        """Draw a panel for each cost that sharing a prompt should reduce."""
+        """Draw a panel for each cost that should be smaller if the chats share their prompt."""
         panels: dict[str, list[float]] = {
             "Resident memory, MiB": [(row.resident or 0) / MIB for row in self.rows],
             "Computed prompt tokens": [row.computed for row in self.rows],
@@ -95,13 +106,13 @@ class ServeResult(Report):
         with plots.picture("serve", len(panels), rows=len(panels), size=(8, 7)) as (files, axes):
             for axis, (title, values) in zip(axes, panels.items(), strict=True):
                 axis.barh([row.mode for row in self.rows], values, color=plots.BARS)
-                axis.invert_yaxis()  # the static cache at the top
+                axis.invert_yaxis()  # put the static cache at the top
                 axis.set(title=title)
                 plots.label_bars(axis, [as_number(value) for value in values])
         return files
 
     def tables(self) -> tuple[Table, ...]:
-        """Return one table with a row per server."""
+        """Return a table with one row for each server."""
         columns = ("asked", "errors", "prompt", "computed", "first s", "worst", "KV MiB", "taken", "RSS")
         rows = []
         for r in self.rows:
@@ -111,7 +122,14 @@ class ServeResult(Report):
 
 
 class Reply(NamedTuple):
-    """What came of one request. tokens: generated; wait: seconds to the first; error: why it has no end."""
+    """Hold the reply to one request.
+
+    asked: the number of tokens of the prompt
+    tokens: the generated tokens
+    computed: the number of prompt tokens that the server computed
+    wait: the time in seconds until the first token
+    error: the reason if the reply did not end, "" if it did
+    """
 
     asked: int
     tokens: tuple[int, ...] = ()
@@ -121,8 +139,11 @@ class Reply(NamedTuple):
 
 
 def _chat(server: LlamaServer, load: Load, number: int) -> Iterator[Reply]:
-    """Hold one conversation in its own slot; each turn runs when its reply is requested."""
-    words = range(1000, 30000)  # tokens of the vocabulary that are words
+    """Yield the reply to each turn of one conversation, in a slot of its own.
+
+    A turn is asked when its reply is requested.
+    """
+    words = range(1000, 30000)  # tokens of the vocabulary that stand for words
     tokens = random.Random("all").choices(words, k=load.common)
     for turn in range(load.turns):
         tokens += random.Random(f"{number}.{turn}").choices(words, k=load.own)
@@ -151,7 +172,7 @@ def _ask(server: LlamaServer, request: dict[str, Any]) -> Reply:
 
 
 def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Served:
-    """Start a server, run the chats, and read its memory. Raises MeasureError if the server does not start."""
+    """Start a server, run the chats, and read the server's memory. Raise MeasureError if it does not start."""
     args = [*f"-c {load.cells} -np {load.chats} -kvu -cram 0 -t {cores()} --no-warmup".split(), *FLAGS[mode]]
     try:
         with llama_server(binary, model, args, work / f"serve-{mode}.log") as server:
@@ -171,7 +192,10 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
 
 
 def serve_bars(rows: Sequence[Served]) -> tuple[Bar, ...]:
-    """Return the bars for sharing a prompt against the same cache without sharing; errors are not allowed."""
+    """Return the figures that have a target: the costs with a shared prompt, and the errors.
+
+    The costs are relative to those of the same cache without sharing. Errors are not allowed.
+    """
     _static, dynamic, *shared = rows
 
     def saved(what: str, name: str, most: float) -> Bar:

@@ -1,15 +1,16 @@
-"""Compute speed from pairs of calls: a ratio with a 95 % interval, and the effect of growths. Pure functions.
+"""Compute speed from pairs of calls: a ratio with a 95 % interval, and the effect of growths.
 
-Within a round, time / time of the static context is the median over the pairs without a growth (steady), and over the
-pairs with a growth (growing). A growth adds cells for several calls. With n tokens per call, a growth occurs every
-added / n calls, so p = n / added:
+Each pair has the time of a call and the time of the same call in a static context. Within a round, `steady` is the
+median of time / static time over the pairs without a growth, and `growing` is the median over the pairs with a growth.
+A growth adds cells for several calls: with n tokens per call, a growth occurs every added / n calls. So the share of
+calls with a growth is p = n / added, and:
 
     time = steady * (1 - p) + growing * p        and the speed is 1 / time
 
-Both contexts of a round keep their memory, and its place affects time more than the measured difference. So a round
-is one observation, and more pairs in a round do not replace more rounds. (T. Kalibera, R. Jones: Rigorous
-benchmarking in reasonable time, ISMM 2013: repeat at the highest level that varies.) The interval is Student's, of
-the logarithms of the rounds' ratios:
+Both contexts of a round keep their memory, and the place of that memory changes the time more than the difference that
+is measured. So a round counts as one observation, and more pairs in a round do not replace more rounds. (T. Kalibera,
+R. Jones: Rigorous benchmarking in reasonable time, ISMM 2013: repeat at the highest level that varies.) The interval is
+that of Student's t, computed from the logarithms of the rounds' ratios:
 
     exp(mean +- t(0.975, rounds - 1) * deviation / sqrt(rounds))
 """
@@ -22,19 +23,23 @@ from dataclasses import dataclass
 
 from kvtool.bench.report import IN_PLACE, Bar
 
-# of a patched build without the flag: against an unpatched one, and against itself
+# comparisons of a patched build with the dynamic cache off: with an unpatched build, and with itself
 OFF, SAME = "off", "same"
 KINDS = "generate", "prompt", "create"
 
-# t(0.975, n) for n = 1, 2, ...; beyond, the last one, which is a little too wide
+# t(0.975, n) for n = 1, 2, ...; for larger n the last value is used, which makes the interval a little too wide
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One call of both contexts. kind: create, generate, prompt; base, test: seconds of the static one and the other.
+    """Hold the times of one call in both contexts.
 
-    n_grow, n_added: growths in the other one's call, and the cells that they added.
+    kind: "create", "generate" or "prompt"
+    base: the seconds of the call in the static context
+    test: the seconds of the call in the other context
+    n_grow: the number of growths during the call in the other context
+    n_added: the number of cells that these growths added
     """
 
     round: int
@@ -49,7 +54,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number and its 95 % interval. high None: infinity, which JSON does not have."""
+    """Hold a number and its 95 % interval. `high` is None for infinity, which JSON does not have."""
 
     value: float
     low: float
@@ -61,12 +66,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Speed:
-    """Compare the speed with the static context's, for one kind of call at one depth.
+    """Compare the speed of a context with the static context, for one kind of call at one depth.
 
-    ratio: speed with growths at their real frequency
-    steady: speed of calls without a growth, None if all had one
-    growing: time of a call with a growth / the static call, None without such calls
-    seconds: median of the static call
+    ratio: the speed with growths as often as they really occur, relative to static
+    steady: the speed of calls without a growth, relative to static; None if each call had a growth
+    growing: the time of a call with a growth relative to the static call, None without such calls
+    seconds: the median time of the static call
     """
 
     mode: str
@@ -84,7 +89,7 @@ class Speed:
 
 
 def interval(ratios: Sequence[float]) -> Figure:
-    """Return the geometric mean of one ratio per round, and its 95 % interval (0 to infinity for a single round)."""
+    """Return the geometric mean of the rounds' ratios and its 95 % interval. For one round, this is 0 to infinity."""
     logs = [math.log(r) for r in ratios]
     middle = statistics.fmean(logs)
     if len(logs) == 1:
@@ -94,7 +99,7 @@ def interval(ratios: Sequence[float]) -> Figure:
 
 
 def by_round(pairs: Sequence[Pair], value: Callable[[Sequence[Pair]], float | None]) -> Figure | None:
-    """Return the interval over the rounds that have a value."""
+    """Return the interval over the rounds for which `value` returns a number; None if there is no such round."""
     rounds = ([p for p in pairs if p.round == number] for number in {p.round for p in pairs})
     found = [v for r in rounds if (v := value(r)) is not None]
     return interval(found) if found else None
@@ -105,13 +110,13 @@ def _time(pairs: Sequence[Pair]) -> float | None:
 
 
 def speed_without_growth(pairs: Sequence[Pair]) -> float | None:
-    """Speed of the pairs without a growth."""
+    """Return the speed of the calls without a growth, None if there are none."""
     time = _time([p for p in pairs if not p.n_grow])
     return 1 / time if time else None
 
 
 def overall_speed(pairs: Sequence[Pair]) -> float:
-    """Return the speed with growths at their real frequency."""
+    """Return the speed with growths as often as they really occur."""
     grew = [p for p in pairs if p.n_grow]
     still, growing = _time([p for p in pairs if not p.n_grow]), _time(grew)
     if growing is None or still is None:
@@ -134,7 +139,11 @@ def speeds(mode: str, flash_attn: bool, kinds: Sequence[str], pairs: Sequence[Pa
 
 
 def speed_bars(speeds: Sequence[Speed]) -> list[Bar]:
-    """Return the deciding depth for each comparison and kind of call: the missed bar, or the lowest bound."""
+    """Return one figure with its target for each comparison and kind of call.
+
+    It is the one at the worst depth: a depth that misses the target or, if all meet it, the depth with the lowest
+    speed.
+    """
     groups = itertools.groupby(speeds, lambda s: (s.mode, s.flash_attn, s.kind))
     found = [min(map(_bar, group), key=lambda b: (bool(b.met), b.low or 0.0)) for _key, group in groups]
     grew = [s.growing for s in speeds if s.mode == IN_PLACE and s.kind == "generate" and s.growing is not None]

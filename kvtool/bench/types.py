@@ -1,18 +1,19 @@
 """Measure changes of the cells' types: their time, the tokens that a budget holds, and the loss of precision.
 
-Changes: a full cache, in place and by copy, is changed to one type after the other, with all cores. For comparison,
-`memcpy` copies the same number of bytes into fresh memory with as many threads: half of the cells' bytes before and
-after, as each is read or written once. *Over steady* is the peak of the process minus the larger of its sizes before
-and after.
+Changes: a full cache is changed to one type after the other with all cores, once in place and once by copy. For
+comparison, `memcpy` copies bytes into fresh memory with as many threads. It copies half of the sum of the cells' bytes
+before and after the change, because a change reads the old bytes and writes the new ones once. *Over steady* is the
+peak of the process minus its size before or after the change, whichever is larger.
 
-Budget: 2 GiB, and cells as large as Llama-2-7B's (512 KiB: filling it with small cells would take hours). The
-tokens of a static cache are calculated from its size. The others are filled until they are full, with f16 alone, and
-with the types f16, q8_0 and q4_0 one after the other. With `--quick`, the budget is 256 MiB; with a given model, a
-quarter of the context's f16 bytes.
+Budget: 2 GiB, and cells as large as Llama-2-7B's. They have 512 KiB; to fill the budget with small cells would take
+hours. The tokens of a static cache are calculated from its size. The other caches are filled until they are full: once
+with f16 alone, and once with the types f16, q8_0 and q4_0 one after the other. With `--quick`, the budget is 256 MiB.
+With a model of the user, it is a quarter of the bytes of the context in f16.
 
-Loss: `kv-check --checks retype-quality` over llama.cpp's own toy models, whose weights are random. It is the
-Kullback-Leibler divergence of the next token's distribution from an f16 cache's, median over the rows: with changed
-cells, and with the worse of the two types from the start. A ratio ignores 1e-9, which is nothing in floats.
+Loss: `kv-check --checks retype-quality` measures it on llama.cpp's own test models, whose weights are random. It is the
+Kullback-Leibler divergence between the distributions of the next token with this cache and with an f16 cache, as the
+median over the rows. It is measured for cells that were changed to a type, and for cells that have the worse of the two
+types from the start. The ratio ignores a divergence below 1e-9, which is a rounding error of floats.
 """
 
 import itertools
@@ -39,17 +40,19 @@ LADDER = ("f16", "q8_0", "q4_0")
 BUDGET = 2048 * MIB
 LARGE_CELLS = Geometry("Llama-2-7B", layers=32, kv_heads=32, head_size=128)
 _CHECK = "retype-quality"
-_NOTHING = 1e-9  # a divergence that is none, as kv-check has it: logits are floats
+# a divergence below this is a rounding error of the logits, which are floats; kv-check uses the same value
+_NOTHING = 1e-9
 
 
 @dataclass(frozen=True)
 class Change:
     """Describe one change of the types of all cells.
 
-    before, after: bytes of the cells
-    layer: bytes of one layer before the change
-    over_steady: bytes by which the peak of the resident memory exceeded the larger of its values before and after the
-        change; None if the resident memory is unknown
+    before: the bytes of all cells before the change
+    after: the bytes of all cells after the change
+    layer: the bytes of one layer before the change
+    over_steady: the peak of the resident memory during the change minus the larger of its values before and after the
+                 change, in bytes; None if the resident memory is unknown
     """
 
     mode: str
@@ -66,8 +69,9 @@ class Change:
 class BudgetCapacity:
     """Report the tokens that fit into a budget.
 
-    type: the type at the end
-    committed, budget: bytes
+    type: the type of the cells when the budget was full
+    committed: the bytes of the cache at the end
+    budget: the budget in bytes
     """
 
     cache: str
@@ -79,7 +83,11 @@ class BudgetCapacity:
 
 @dataclass(frozen=True)
 class Loss:
-    """Divergence from f16 of one model, in nats: after a change, and with the types from the start."""
+    """Hold the divergence of one model from f16 in nats.
+
+    changed: the divergence after the cells were changed to the types
+    start: the divergence if the cells have the types from the start
+    """
 
     model: str
     types: str
@@ -88,13 +96,16 @@ class Loss:
 
     @property
     def kl_ratio(self) -> float:
-        """Return the loss relative to the types from the start, ignoring a negligible part."""
+        """Return the loss of changed cells relative to the loss with these types from the start.
+
+        Ignores rounding errors.
+        """
         return max(0.0, self.changed - _NOTHING) / max(self.start, _NOTHING)
 
 
 @dataclass(frozen=True)
 class TypesResult(Report):
-    """What `kvtool bench --types` found."""
+    """Report the measurements of `kvtool bench --types`."""
 
     name, how, said = "types", HOW, "`-c {cells}`"
     cells: int
@@ -105,8 +116,8 @@ class TypesResult(Report):
     def pictures(self) -> dict[str, bytes]:
         """Draw three plots.
 
-        They show the time of each change next to memcpy, the tokens that a budget holds, and for each model the loss of
-        changed cells relative to the loss of the types from the start.
+        The first shows the time of each change and of memcpy. The second shows the tokens that a budget holds. The
+        third shows, for each model, the loss of changed cells relative to the loss with the same types from the start.
         """
         with plots.picture("types", 3, rows=3, size=(8, 11)) as (files, (times, tokens, lost)):
             for name, place, cache in (("seconds", -0.2, IN_PLACE), ("memcpy", 0.2, STATIC)):
@@ -119,7 +130,7 @@ class TypesResult(Report):
                 xlabel="seconds",
                 title=f"Time of a change of {self.changes[0].before / MIB:,.0f} MiB of cells",
             )
-            times.invert_yaxis()  # the first change at the top
+            times.invert_yaxis()  # put the first change at the top
             ends = [("change", "memcpy")[i] if not c else "" for i in range(2) for c in range(len(names))]
             plots.label_bars(times, ends)
             tokens.barh([h.cache for h in self.held], [h.tokens for h in self.held], color=plots.BARS)
@@ -160,7 +171,10 @@ def by_types(losses: Sequence[Loss]) -> dict[str, list[Loss]]:
 
 
 def _changes(mode: str, said: Mapping[str, Any]) -> list[Change]:
-    """Parse one kv-bench process with --retype. Its points are the creation, the full cache, then each change."""
+    """Parse the output of one kv-bench process with --retype.
+
+    Its points are the creation, the full cache, and then each change.
+    """
     found = []
     for was, now in itertools.pairwise(said["points"][1 : 2 + len(CHANGES)]):
         known = min(was["rss"], now["peak"]) >= 0
@@ -181,18 +195,23 @@ def measure_changes(bench: KvBench, cells: int) -> tuple[Change, ...]:
 
 
 def fill_budgets(bench: KvBench, budget: int, size: int) -> tuple[BudgetCapacity, ...]:
-    """Return how many cells a budget holds, if a cell has `size` bytes in f16."""
+    """Return how many cells fit into a budget, for each kind of cache.
+
+    budget: the budget in bytes
+    size: the bytes of one cell in f16
+    """
     budget = max(1, budget // MIB) * MIB
-    cells = 4 * budget // size  # more than fit in any type of the ladder
+    cells = 4 * budget // size  # more cells than the budget can hold in any of the types
     fits = budget // size // 256 * 256  # llama.cpp pads a context to 256 cells
     kinds = {"f16": (), "ladder": ("--auto-quant", ",".join(LADDER))}
 
     def fill(name: str) -> BudgetCapacity:
         def full(_mode: str, said: Mapping[str, Any]) -> BudgetCapacity:
-            point = said["points"][1]  # after the creation
+            point = said["points"][1]  # the first point is the creation, the second is the full cache
             return BudgetCapacity(name, point["depth"], point["type"], point["usage"]["committed"], budget)
 
-        more = "--budget", str(budget // MIB), "-t", str(cores()), *kinds[name]  # not timed
+        # this run is not timed, so it uses all cores
+        more = "--budget", str(budget // MIB), "-t", str(cores()), *kinds[name]
         return bench.answer(full, IN_PLACE, cells, [cells], *more)
 
     static = BudgetCapacity(STATIC, fits, LADDER[0], fits * size, budget)
@@ -200,7 +219,7 @@ def fill_budgets(bench: KvBench, budget: int, size: int) -> tuple[BudgetCapacity
 
 
 def measure_losses(program: Path, toys: Sequence[Path], console: Console) -> tuple[tuple[Loss, ...], list[Finding]]:
-    """Return the loss of every toy that supports the types, by change of types, and the failures."""
+    """Return the losses of all test models that support the types, for each change of type, and the failed checks."""
     checks = [toy_check(toy, "types", "--quick", "--checks", _CHECK, kind="retype") for toy in toys]
     with console.progress(f"loss of precision, on {len(checks)} models", len(checks)) as bar:
         found = runner.kv_checks(checks, program, (IN_MEMORY,) * cores(), bar.update)
@@ -216,16 +235,16 @@ def measure_losses(program: Path, toys: Sequence[Path], console: Console) -> tup
 def type_bars(
     changes: Sequence[Change], held: Sequence[BudgetCapacity], losses: Sequence[Loss], failed: Sequence[Finding]
 ) -> tuple[Bar, ...]:
-    """Return the bars for changes and budgets.
+    """Return the figures for changes and budgets that have a target.
 
-    held: the static cache first
-    failed: the models that lost too much
+    held: the capacity of each cache, the static cache first
+    failed: the checks of the models that lost too much
     """
     static, *dynamic = held
     worst = max((loss.kl_ratio for loss in losses), default=None)
     note = f"{failed[0].id}: {failed[0].reason}" if failed else ""
     return (
-        *(  # one layer, and by copy the allowance for the rest of the process
+        *(  # a change may need one more layer; a change by copy may also need some memory for the rest of the process
             bytes_bar(f"peak over steady, {c.types}", c.mode, c.over_steady, c.layer + SPARE * (c.mode == COPY))
             for c in changes
             if c.after < c.before

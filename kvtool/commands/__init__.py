@@ -1,1 +1,1 @@
-"""One verb per module; the scheme is described at the top of kvtool/cli.py."""
+"""Implement the commands of kvtool, one module each. The head of kvtool/cli.py describes how a command is found."""

@@ -18,11 +18,15 @@ from kvtool.worktree import checkout
 
 @dataclass(frozen=True)
 class ApplyResult(Result, command="apply"):
-    """outcome: created | moved | unchanged | conflict.
+    """Report what `kvtool apply` did.
 
-    head: the last commit, "" after a conflict; changed_files: files written in the tree; upstream_lines: changed lines
-    in upstream's own files; patches: a report each, in order; groups: the groups of the series that the tree has, empty
-    for all.
+    outcome: "created", "moved" (the tree was updated), "unchanged" or "conflict" (a patch does not apply)
+    base: the id of the commit of unpatched upstream below the patches
+    head: the id of the last commit of the tree, "" after a conflict
+    changed_files: the number of files that kvtool wrote in the tree
+    upstream_lines: the number of lines that the patches change in upstream's own files
+    patches: one report for each patch, in the order of the series
+    groups: the groups of the series that the tree contains; empty if it contains the whole series
     """
 
     tag: str
@@ -39,7 +43,8 @@ class ApplyResult(Result, command="apply"):
     @property
     def failure(self) -> KvtoolError | None:
         error = conflict_error(self.patches, f"{self.upstream} {self.tag}")
-        if error and any(hunk.expected for report in self.patches for hunk in report.failed):  # the patch needed a move
+        # the hunk conflicts with upstream's lines, so rebase can show both in the file
+        if error and any(hunk.expected for report in self.patches for hunk in report.failed):
             error.next_step = (
                 f"kvtool rebase {self.tag} stops there with the conflict in the files; the tree is unchanged"
             )
@@ -78,7 +83,10 @@ def render_patches(console: Console, patches: tuple[PatchReport, ...]) -> None:
 
 
 def choose_groups(project: Project, console: Console, named: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the named groups and their dependencies, and print which were added; empty for the whole series."""
+    """Return the named groups and the groups that they depend on.
+
+    Prints which groups were added. An empty result stands for the whole series.
+    """
     chosen = close_groups(load_groups(project), named)
     if added := [group for group in chosen if group not in named]:
         console.step(f"adding {', '.join(added)}: {', '.join(named)} depends on it")
@@ -86,25 +94,29 @@ def choose_groups(project: Project, console: Console, named: tuple[str, ...]) ->
 
 
 def command(ctx: Context, tag: Tag = None, mirror: Mirror = None, groups: Groups = None) -> ApplyResult:
-    """Make the patched tree: upstream, the files of cpp/, one commit per patch.
+    """Make the patched tree: upstream, plus the files of cpp/, plus one commit per patch.
 
-    Fetches upstream if it is not in the cache. Files that do not change keep their time stamps, so nothing else is
-    rebuilt; a second call changes nothing. Commit ids are the same on every machine. Uncommitted work and commits that
-    are not of the series are never overwritten. If a patch does not apply, the tree stays as it was and every patch's
-    outcome is shown. With --group, the tree has only the patches and the files of cpp/ of some groups; build, verify,
-    status and export then work on these. Without it, the tree has the whole series again.
+    If upstream is not in the cache, kvtool downloads it first. Files that do not change keep their time stamps, so the
+    next build compiles only what changed. A second call changes nothing. Commit ids are the same on every machine.
+
+    kvtool never overwrites uncommitted changes, nor commits that you added to the tree. If a patch does not apply,
+    the tree stays as it was, and kvtool prints the outcome of every patch.
+
+    With --group, the tree contains only the patches and the files of cpp/ that belong to the named groups. The
+    commands build, verify, status and export then work on these groups. The next kvtool apply without --group adds
+    the rest of the series again.
 
         kvtool apply
         kvtool apply b11063 --tree ~/older
         kvtool apply --group core --tree ~/core-only
 
-    Exit codes: 3 a patch does not apply, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
+    Exit codes: 3 a patch does not apply, 4 the tree contains work that would be lost, 5 and 9 as in kvtool fetch.
     """
     env = env_of(ctx)
     project, console = env.project, env.console
     context = SeriesContext(project, console, mirror, choose_groups(project, console, tuple(groups or ())))
     upstream = context.lock.upstream(tag)
-    base = context.base(upstream)  # do slow steps before the tree is locked
+    base = context.base(upstream)  # reading or downloading upstream is slow, so do it before the tree is locked
     done = checkout.ensure_tree(context, upstream, pinned=tag is not None)
     head, lines = done.applied.head if done.applied else "", upstream_lines(done.patches)
     result = (upstream.tag, project.tree, done.outcome, base, head, done.changed, lines, done.patches)

@@ -1,4 +1,4 @@
-"""Implement `kvtool bench`: compare a static cache and both kinds of dynamic caches in one run."""
+"""Implement `kvtool bench`: compare a static cache with dynamic caches that grow by copy and in place."""
 
 import functools
 import time
@@ -21,11 +21,13 @@ from kvtool.options import BinDir, Context, Env, env_of, reject
 from kvtool.verify import checks, models
 from kvtool.worktree.status import read_applied
 
-CONTEXT, SPEED_CONTEXT = 131072, 8192  # for speed, there are two contexts at a time, new in every round
+# SPEED_CONTEXT is smaller, because a speed measurement has two contexts at a time and makes new ones in each round
+CONTEXT, SPEED_CONTEXT = 131072, 8192
 DEPTHS, QUICK_DEPTHS = (89, 809, 6409, 25609, 32768), (89, 809, 6409, 8192)
-SPEED_DEPTHS = (250, 1000, 2000)  # the first two are below 256 and 1024: the prompt crosses a boundary of the storage
+# the first two are just below 256 and 1024, so the measured tokens cross a size at which the cache grows
+SPEED_DEPTHS = (250, 1000, 2000)
 _TOYS = ("kv-check", "test-llama-archs")  # programs that --types needs in addition to kv-bench
-ROOM = 1024  # tokens that are decoded beyond a depth
+ROOM = 1024  # tokens that are decoded after the prompt of a given depth
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
 
 
 def _attention(env: Env, options: Options, program: Path, work: Path) -> Report:
-    """Depths that do not fit into the context are left out."""
+    """Measure the speed of smaller cell types at those depths that fit into the context."""
     from kvtool.bench import attention
 
     fixed = attention.QUICK_DEPTHS if options.quick else attention.DEPTHS
@@ -123,7 +125,7 @@ def _attention(env: Env, options: Options, program: Path, work: Path) -> Report:
 
 
 def _measure(env: Env, options: Options, program: Path, work: Path) -> Report:
-    """Depths that do not fit into a context are left out."""
+    """Measure memory and speed at those depths that fit into the context."""
     n_ctx, speed_ctx, given = options.n_ctx, min(options.n_ctx, SPEED_CONTEXT), options.model
     depths = [d for d in (QUICK_DEPTHS if options.quick else DEPTHS) if d <= n_ctx]
     speed_depths = [d for d in SPEED_DEPTHS if d + ROOM <= speed_ctx]
@@ -163,18 +165,21 @@ def run_benchmark(env: Env, options: Options) -> Report:
     try:
         if options.out:
             result.write(options.out)
-    except DiskError as err:  # report the measurements anyway
+    except DiskError as err:  # report the measurements even if they cannot be written
         return replace(result, error=err)
     return result
 
 
 def command(
     ctx: Context,
-    quick: Annotated[bool, Option("--quick", help="Measure up to 8192 cells, with fewer runs and rounds.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Measure only up to 8192 cells, with fewer repetitions.")] = False,
     model: Annotated[
         str,
         Option(
-            "--model", "-m", metavar="FILE", help="Measure this model instead of random weights: a file, or smollm2."
+            "--model",
+            "-m",
+            metavar="FILE",
+            help="Measure this model instead of random weights: a GGUF file, or smollm2.",
         ),
     ] = "",
     rounds: Annotated[
@@ -182,67 +187,79 @@ def command(
         Option(
             "--rounds",
             metavar="N",
-            help="Number of new contexts for speed; 0: 12, or 4 with --quick (with --attention: 4 or 2).",
+            help="How often speed is measured, with new contexts each time. 0 means 12, or 4 with --quick; "
+            "with --attention 0 means 4, or 2 with --quick.",
         ),
     ] = 0,
     n_ctx: Annotated[int, Option("--ctx", "-c", metavar="N", help="Size of the context in cells.")] = CONTEXT,
     baseline: Annotated[
-        Path | None, Option("--baseline", metavar="DIR", help="Compare with the libraries of an unpatched build, too.")
+        Path | None,
+        Option("--baseline", metavar="DIR", help="Also compare with the libraries of this unpatched build (Linux)."),
     ] = None,
     out: Annotated[
         Path | None, Option("--out", metavar="DIR", help="Also write bench.md, bench.json and plots.")
     ] = None,
     serve: Annotated[
-        bool, Option("--serve", help="Measure chats with llama-server: the savings of a shared prompt.")
+        bool, Option("--serve", help="Measure how much chats with llama-server save if they share a prompt.")
     ] = False,
     chats: Annotated[int, Option("--chats", metavar="N", help="With --serve: number of concurrent chats.")] = 8,
     types: Annotated[
-        bool, Option("--types", help="Measure changes of the cells' types, a budget, and the loss of precision.")
+        bool, Option("--types", help="Measure changes of the cells' types, a memory budget, and the lost precision.")
     ] = False,
     quality: Annotated[
-        bool, Option("--quality", help="Measure the loss of smaller types on real text, with a trained model.")
+        bool,
+        Option("--quality", help="Measure how much worse a trained model predicts real text with smaller cell types."),
     ] = False,
     attention: Annotated[
-        bool, Option("--attention", help="Measure prompts and tokens with smaller types of cells, on all cores.")
+        bool,
+        Option("--attention", help="Measure the speed of prompts and tokens with smaller cell types, on all cores."),
     ] = False,
-    strict: Annotated[bool, Option("--strict", help="Exit 8 when a bar is missed.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Exit with 8 if a figure misses the project's target.")] = False,
     bin_dir: BinDir = None,
 ) -> Report:
     """Measure the costs and savings of the dynamic cache.
 
-    Builds the programs and makes models of random weights. Memory: the cache geometry of Qwen3.5-27B; a static cache,
-    a cache that grows by copy and a cache that grows in place, each in a process of its own. Speed: the geometry of
-    SmolLM2-135M; a static and a dynamic context in one process with alternating calls, with a 95 % interval, with and
-    without flash attention. With --baseline, the patched build without the flag is compared with an unpatched build,
-    too. The report compares the figures with the project's bars.
+    Builds the programs that it needs, and makes models with random weights. The report compares each figure with the
+    project's target for it.
+
+    Memory is measured with a cache of the size that Qwen3.5-27B needs. A static cache, a dynamic cache that grows by
+    copy and a dynamic cache that grows in place each run in a process of their own.
+
+    Speed is measured with the dimensions of SmolLM2-135M, with and without flash attention. A static and a dynamic
+    context are in one process and are called alternately. The ratio has a 95 % confidence interval. With --baseline,
+    the patched build with the dynamic cache switched off is also compared with an unpatched build.
 
         kvtool bench --quick                             # some minutes
         kvtool bench --out bench                         # everything, with plots (by matplotlib)
-        kvtool bench --baseline ../llama.cpp/build/bin   # also the flag off, against an unpatched build (Linux)
+        kvtool bench --baseline ../llama.cpp/build/bin   # also compare with an unpatched build (Linux)
 
-    With --serve: that many chats after one system prompt, with a static cache, a dynamic cache, and a dynamic cache
-    that shares their common part. Reports memory, computed prompt tokens, the time to the first token, and errors.
+    With --serve, several chats start with the same system prompt. llama-server serves them with a static cache, with
+    a dynamic cache, and with a dynamic cache in which the chats share the cells of the system prompt. The report has
+    the memory, the number of computed prompt tokens, the time to the first token, and the errors.
 
         kvtool bench --serve --out bench --chats 16
 
-    With --types: the time and memory of changes of the cells' types compared with memcpy; how many tokens a budget
-    holds with f16 alone and with a step down to smaller types; and the loss of precision on llama.cpp's own toy
-    models.
+    With --types, three things are measured. The first is the time and the memory that a change of the cells' types
+    needs, compared with memcpy. The second is the number of tokens that fit into a memory budget, with f16 cells alone
+    and with a change to smaller types. The third is the lost precision, on llama.cpp's own small test models.
 
         kvtool bench --types --quick
 
-    With --quality: the perplexity of real text and the divergence from an f16 cache, by llama-perplexity, for types
-    from the start, types that change within a text, and a context shift. Needs hours, and room on the disk for the
-    probabilities of every token. After an interruption, the same command continues.
+    With --quality, llama-perplexity measures the perplexity of real text and the divergence from an f16 cache. It does
+    so for cells that have a smaller type from the start, for cells whose type changes within the text, and for a
+    context shift. This takes hours, and the probabilities of every token need space on the disk. After an
+    interruption, the same command continues.
 
         kvtool bench --quality --model smollm2 --out bench
 
-    With --attention: the speed of prompts and tokens with q8_0 and q4_0 cells relative to f16, at depths of 512 to 8192
-    tokens. With --baseline, each type is also compared with the same type in an unpatched build.
+    With --attention, the speed of prompts and of generated tokens with q8_0 and q4_0 cells is compared with f16, when
+    512 to 8192 tokens are in the cache. With --baseline, each type is also compared with the same type in an unpatched
+    build.
 
         kvtool bench --attention -m smollm2 --baseline ../llama.cpp/build/bin
 
-    Exit codes: 4 stale tree, 7 build, 8 a measurement failed, or with --strict a bar was missed.
+    Exit codes: 4 the tree does not match patches/ and cpp/, 7 the build failed, 8 a measurement failed, or with
+    --strict a figure misses its target.
     """
     options = Options(
         quick=quick,

@@ -23,7 +23,7 @@ from kvtool.upstream.lock import load_lock, with_upstream
 
 
 class Verdict(enum.StrEnum):
-    """Name the verdicts of git bisect. skip: this upstream cannot be judged."""
+    """Name the verdicts of git bisect. SKIP means that this upstream cannot be judged."""
 
     GOOD = "good"
     BAD = "bad"
@@ -32,7 +32,12 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Trial:
-    """One upstream tried. outcome: what became of the patch there, "" when that is not known; why: for bad and skip."""
+    """Hold the trial of a patch on one upstream tag.
+
+    outcome: the outcome of the patch there, "" if it is unknown
+    why: the reason for the verdict "bad" or "skip"; "" for "good"
+    failed: the hunks that do not apply
+    """
 
     tag: str
     verdict: Verdict
@@ -55,12 +60,12 @@ _WHY = {
 
 
 def attempt(context: SeriesContext, tag: str, patch: str, *clones: Path) -> Trial:
-    """Rehearse one upstream.
+    """Try a patch on one upstream tag, without changing the project or the tree.
 
-    good: the patch applies, or upstream has it
-    bad: a conflict, or lost lines
-    skip: blocked, or left out there
-    clones: repositories with the upstream's commit, if the cache does not have it
+    The verdict is good if the patch applies or if upstream already contains it. It is bad if the patch has a conflict
+    or loses lines. It is skip if an earlier patch blocks this patch, or if series.toml leaves it out at that tag.
+
+    clones: repositories that have upstream's commit, in case the cache does not have it
     """
     with scratch_repository(context.cache.repo, *clones) as scratch:
         done = context.rehearse(scratch, context.lock.upstream(tag))
@@ -76,10 +81,15 @@ def attempt(context: SeriesContext, tag: str, patch: str, *clones: Path) -> Tria
 def search(
     tags: Sequence[str], there: Callable[[str], Trial], ends: tuple[Trial, Trial]
 ) -> tuple[int, int, tuple[Trial, ...]]:
-    """Return the indexes of the last good and the first bad tag, and all trials. The first tag is good, the last bad.
+    """Find two tags: the last good one and the first bad one.
 
-    Like git bisect, this assumes that everything after a bad tag is bad. A skipped tag is replaced by its neighbours;
-    skipped tags between the two are suspects. ends: the trials of both ends.
+    Returns the index of each in `tags`, and all trials. The first of `tags` must be good and the last one bad.
+
+    Like git bisect, this assumes that every tag after a bad tag is bad. If a tag is skipped, one of its neighbours is
+    tried instead. Skipped tags between the last good and the first bad tag may be the first bad one.
+
+    there: tries one tag
+    ends: the trials of the first and the last tag
     """
     trials = {ends[0].tag: ends[0], ends[1].tag: ends[1]}
     good, bad = 0, len(tags) - 1
@@ -95,12 +105,13 @@ def search(
 
 @dataclass(frozen=True)
 class BisectResult(Result, command="bisect"):
-    """Hold the result of a search.
+    """Report where a patch stops applying.
 
-    first_bad: the first upstream, in the direction from good to bad, where the patch fails
-    suspects: skipped upstreams before it, any of which may be the first instead
-    why: the obstacle at first_bad
-    trials: each tried upstream, in the order of the trials
+    last_good: the last upstream tag where the patch applies
+    first_bad: the next tried upstream tag in the direction from good to bad, where the patch fails
+    suspects: the skipped tags between last_good and first_bad; any of them may be the first where the patch fails
+    why: the reason for the failure at first_bad
+    trials: one trial for each tried upstream, in the order of the tags
     """
 
     patch: str
@@ -128,7 +139,7 @@ class BisectResult(Result, command="bisect"):
 
 @dataclass(frozen=True)
 class BisectAt(Result, command="bisect"):
-    """One commit of a repository with history, for git bisect run: the exit code is the verdict."""
+    """Report the verdict on one commit of a clone with history. For git bisect run, the exit code is the verdict."""
 
     patch: str
     commit: str
@@ -153,7 +164,10 @@ class BisectAt(Result, command="bisect"):
 def bisect_tags(
     project: Project, console: Console, patch: str, good: str, bad: str, mirror: str | None = None
 ) -> BisectResult:
-    """Search the upstreams of the lock between two of them, in either direction."""
+    """Search for the tag where the patch stops applying, among the tags of upstream.lock between `good` and `bad`.
+
+    `bad` may be older than `good`; then the search runs backwards.
+    """
     context = SeriesContext(project, console, mirror)
     patch_named(load_patches(project), patch)
     ends = context.lock.upstream(good).order, context.lock.upstream(bad).order
@@ -167,7 +181,7 @@ def bisect_tags(
             bar.update(next(tried), tag)
             try:
                 return attempt(context, tag, patch)
-            except KvtoolError as err:  # it cannot be had, or nothing can be built on it
+            except KvtoolError as err:  # the tag cannot be fetched, or its tree cannot be read
                 if tag == context.lock.current:
                     raise
                 return Trial(tag, Verdict.SKIP, "", str(err), (), 0.0)
@@ -187,7 +201,7 @@ def bisect_tags(
 
 
 def judge_commit(project: Project, console: Console, patch: str, revision: str, mirror: Path) -> BisectAt:
-    """Judge one commit of a repository with history."""
+    """Try the patch on one commit of a clone of upstream that has the history."""
     git = Git(expanded(mirror))
     if not git.repo.is_dir() or not git.ok("rev-parse", "--git-dir"):
         raise UsageError(
@@ -200,7 +214,7 @@ def judge_commit(project: Project, console: Console, patch: str, revision: str, 
     context, tag = SeriesContext(project, console), commit[:12]
     patch_named(load_patches(project), patch)
     tree, date = git.line("rev-parse", f"{commit}^{{tree}}"), git.line("log", "-1", "--format=%cs", commit)
-    # from/until follow the order of the lock: its date gives the commit its place
+    # from/until in series.toml refer to the order of the lock, so sort this commit into the lock by its date
     context.lock, context.known[tag] = with_upstream(context.lock, tag, tree, date), commit
     trial = attempt(context, tag, patch, git.repo)
     return BisectAt(patch, commit, trial.verdict, trial.outcome, trial.why, trial.seconds)
@@ -208,39 +222,45 @@ def judge_commit(project: Project, console: Console, patch: str, revision: str, 
 
 def command(
     ctx: Context,
-    patch: Annotated[str, Argument(metavar="ID", help="A patch of series.toml.")],
+    patch: Annotated[str, Argument(metavar="ID", help="Id of a patch in series.toml.")],
     good: Annotated[
         str, Option("--good", metavar="TAG", help="Tag where the patch applies [the current upstream].")
     ] = "",
     bad: Annotated[str, Option("--bad", metavar="TAG", help="Tag where the patch does not apply.")] = "",
-    at: Annotated[str, Option("--at", metavar="REV", help="Judge one commit of --mirror, for git bisect run.")] = "",
+    at: Annotated[
+        str, Option("--at", metavar="REV", help="Try only this commit of the clone, for git bisect run.")
+    ] = "",
     mirror: Annotated[
         str | None,
         Option(
-            "--mirror", metavar="PATH|URL", help="Repository of upstream; with --at a clone with history [this folder]."
+            "--mirror",
+            metavar="PATH|URL",
+            help="Repository of upstream. With --at: a clone with history [this folder].",
         ),
     ] = None,
 ) -> BisectResult | BisectAt:
     """Find the upstream where a patch stops applying.
 
-    Rehearses the upstreams of the lock between --good and --bad (which may be the older one), like kvtool rebase
-    --dry-run; nothing is changed. An upstream is skipped if it cannot be fetched, or if an earlier patch fails there.
+    Tries the patch on tags of upstream.lock between --good and --bad, as kvtool rebase --dry-run does. Nothing is
+    changed. --bad may be older than --good. A tag is skipped if it cannot be fetched, or if an earlier patch fails
+    there.
 
         kvtool bisect ID --good TAG --bad TAG
 
-    With --at, judges one commit of a clone with history: exit code 0 if the patch applies, 1 if it does not, 125 if
-    the commit cannot be judged, 128 for any other error. So git finds the commit, in a clone of llama.cpp:
+    With --at, kvtool tries the patch on one commit of a clone with history. The exit code is 0 if the patch applies, 1
+    if it does not, 125 if the commit cannot be judged, and 128 for any other error. With these codes, git bisect can
+    find the commit in a clone of llama.cpp:
 
         git bisect start BAD GOOD
         git bisect run kvtool bisect ID --at HEAD --project ~/kvtool
 
-    Exit codes: 0, or as above; 2 --good is not good, or --bad not bad.
+    Exit codes: 0 or, with --at, as above; 2 the patch does not apply at --good, or it does apply at --bad.
     """
     env = env_of(ctx)
     if at:
         if good or bad:
             raise BisectAbort("--at judges one commit, --good and --bad are two ends", next_step="kvtool bisect --help")
-        try:  # other errors are no verdict on the commit
+        try:  # git bisect reads 1 and 125 as verdicts, so any other error must exit with 128
             return judge_commit(
                 env.project, env.console, patch, at, Path(mirror or os.environ.get("KVTOOL_UPSTREAM") or ".")
             )

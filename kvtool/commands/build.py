@@ -1,4 +1,4 @@
-"""`kvtool build`: configure and build the patched tree."""
+"""Implement `kvtool build`: configure and build the patched tree."""
 
 import platform
 import time
@@ -27,13 +27,14 @@ class Options:
     targets: tuple[str, ...] = ()
     jobs: int = 0
     defines: tuple[str, ...] = ()
-    ui: bool | None = None  # None: as in the last build; in a first build, if npm is installed
+    # True: with llama-server's web page; None: as in the last build, or in a first build if npm is installed
+    ui: bool | None = None
     dry_run: bool = False
 
 
 @dataclass(frozen=True)
 class Command:
-    """Hold a command as data: argv, and its additional environment variables."""
+    """Hold a command line and the environment variables that it needs in addition."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -45,10 +46,11 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Built(builder.Outcome, Result, command="build"):
-    """Report a successful build, or with dry_run the commands of a build.
+    """Report a successful build. With dry_run, report only the commands of a build.
 
-    seconds: duration of the whole command
-    ui: True if llama-server's web page was requested
+    commands: the command that configures and the command that builds
+    seconds: the duration of the whole `kvtool build`
+    ui: True if llama-server's web page is part of the build
     """
 
     tree: Path
@@ -74,13 +76,14 @@ class Built(builder.Outcome, Result, command="build"):
 
 
 def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cmake.Plan:
-    """Return the plan. Raises UsageError for an unknown preset or a negative number of jobs."""
+    """Return the plan of a build. Raise UsageError for an unknown preset or a negative number of jobs."""
     if options.preset not in cmake.PRESETS:
         raise UsageError(f"no preset {options.preset}", next_step=f"--preset {'|'.join(cmake.PRESETS)}")
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs} makes no sense", next_step="--jobs 0 is one per core")
     page = options.ui
-    if page is None:  # keep the last setting, so that verify does not change the setting of build
+    # keep the choice of the last build, so that the build of `kvtool verify` does not change the choice of the user
+    if page is None:
         known = builder.configured_page(cmake.build_dir(project.tree, options.backend, options.preset))
         page = cmake.PRESETS[options.preset].extras if known is None else known
     return cmake.Plan(
@@ -95,14 +98,14 @@ def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cma
 
 
 def parse_defines(given: Sequence[str]) -> dict[str, str]:
-    """Parse NAME=VALUE options. UsageError for any other form."""
+    """Parse options of the form NAME=VALUE. Raise UsageError for any other form."""
     if wrong := [text for text in given if text.find("=") < 1]:
         raise UsageError(f"-D {wrong[0]} is not NAME=VALUE", next_step="for example -D GGML_LTO=ON")
     return dict(text.split("=", 1) for text in given)
 
 
 def build_project(env: Env, options: Options) -> Built:
-    """Build the patched tree of the project, or with dry_run return the commands."""
+    """Build the patched tree of the project. With dry_run, return the commands without running them."""
     project, started = env.project, time.monotonic()
     project.require_llama_cpp("build")
     if options.dry_run:
@@ -143,7 +146,7 @@ def command(
             "--target",
             "-t",
             metavar="T",
-            help="Build this target instead of the default ones; `all` builds everything.",
+            help="Build this target instead of the default targets; `all` builds everything.",
         ),
     ] = None,
     jobs: Jobs = 0,
@@ -153,19 +156,28 @@ def command(
             "--define",
             "-D",
             metavar="NAME=VALUE",
-            help="Set any CMake option of llama.cpp; it has priority over kvtool's.",
+            help="Set a CMake option of llama.cpp. It overrides the value that kvtool sets.",
         ),
     ] = None,
-    ui: Annotated[bool | None, Option("--ui/--no-ui", help="llama-server's web page [with npm, or as before].")] = None,
+    ui: Annotated[
+        bool | None,
+        Option(
+            "--ui/--no-ui",
+            help="Build llama-server's web page or not [as in the last build; at first, if npm is installed].",
+        ),
+    ] = None,
     dry_run: Annotated[bool, Option("--dry-run", "-n", help="Print the exact commands and run nothing.")] = False,
 ) -> Built:
     """Build the patched llama.cpp.
 
-    Configures and builds with cmake and ninja into TREE/build/BACKEND-PRESET. The programs are in its folder bin/,
-    which can be moved as a whole on this machine; kvtool package makes an archive for another machine. ccache is used
-    if it is installed. If npm is installed, llama-server gets its web page from the tree's own sources; npm downloads
-    their dependencies from its registry, which takes minutes. With --ui, a failure of npm is an error. --no-ui
-    remains in effect until --ui. With OpenSSL's headers, the programs support https, which -hf needs.
+    Configures and builds with cmake and ninja, in TREE/build/BACKEND-PRESET. The programs are in its folder bin/. You
+    can move this folder as a whole on this machine. For another machine, make an archive with kvtool package. ccache is
+    used if it is installed.
+
+    If npm is installed, llama-server contains its web page, built from the sources in the tree. For this, npm downloads
+    packages from its registry, which takes minutes. With --ui, a failure of npm is an error. After --no-ui, later
+    builds leave the page out too, until --ui. If OpenSSL's headers are installed, the programs support https, which
+    their option -hf needs.
 
         kvtool build --metal            # llama-server and friends for a Mac's GPU
         kvtool build --preset debug     # with assertions and for a debugger

@@ -1,4 +1,4 @@
-"""`kvtool canary`: does the series still hold on upstream's newest tag? One report, for CI."""
+"""Implement `kvtool canary`: test the series on the newest upstream tag, and write one report for CI."""
 
 import os
 import tempfile
@@ -27,16 +27,16 @@ from kvtool.worktree.status import write_json
 
 @dataclass(frozen=True)
 class CanaryResult(Result, command="canary"):
-    """Hold the report of a canary.
+    """Report a trial of the series on an upstream tag.
 
-    schema: version of this document
-    tag_from: "given", the remote that has it as its newest tag, or "upstream.lock"
-    tag_why: why the remote was not used
-    tree: git tree id, "" if it could not be fetched
-    locked: the lock's current tag
-    key: of the first breakage, "" for none
-    patches: as in kvtool rebase --dry-run
-    error: of the failed step
+    schema: the version of the format of this document
+    tag_from: "given" if the user named the tag; else where the newest tag is from: the remote's URL, or "upstream.lock"
+    tag_why: the reason why the remote was not used, "" if it was used
+    tree: the id of upstream's git tree, "" if the tag could not be fetched
+    locked: the current tag of upstream.lock
+    key: the key of the first breakage, "" if nothing is broken
+    patches: the report of each patch, as in kvtool rebase --dry-run
+    error: the error of the step that failed
     """
 
     schema: int
@@ -54,7 +54,7 @@ class CanaryResult(Result, command="canary"):
         origin = {"given": ""}.get(self.tag_from, f", the newest tag according to {self.tag_from}")
         console.line(f"{console.upstream} {self.tag}{origin}")
         if self.tag_why:
-            console.line(f"  the remote could not be asked: {self.tag_why}", "yellow")
+            console.line(f"  the remote could not be reached: {self.tag_why}", "yellow")
         rows = [(step.name, step.outcome, f"{step.seconds:.1f}", step.summary) for step in self.steps]
         console.table(("step", "outcome", ">s", ""), rows)
         for breakage in self.breakages:
@@ -82,7 +82,10 @@ class Options:
 
 @dataclass
 class _Run:
-    """Run a canary and hold its data. inside: the project for all steps, made on first use."""
+    """Run the steps on one upstream tag, and collect their results.
+
+    inside: the environment of a temporary copy of the project, made on first use; all steps work in this copy
+    """
 
     project: Project
     console: Console
@@ -97,7 +100,7 @@ class _Run:
     tree: str = ""
 
     def go(self) -> None:
-        """Run every step until one fails, or until the last requested step; skip the others."""
+        """Run the steps in order until one fails or the last requested one is done. Record the others as skipped."""
         actions = (self._fetch, self._rebase, self._build, self._verify)
         wanted = True
         for name, action in zip(StepName, actions, strict=True):
@@ -105,7 +108,10 @@ class _Run:
             wanted = wanted and self.error is None and name is not self.options.last
 
     def _step(self, name: StepName, action: Callable[[], str]) -> CanaryStep:
-        """Run one step; action returns a summary, or raises, or sets self.error."""
+        """Run one step, and return its record.
+
+        `action` returns a summary on success. If it fails, it raises a KvtoolError or sets self.error.
+        """
         started, summary, log = time.monotonic(), "", ""
         try:
             summary = action()
@@ -121,7 +127,7 @@ class _Run:
         cache = Cache(self.project.cache)
         grown, fetched = sources.ensure_tag(cache, self.lock, self.tag, self.console, self.options.mirror)
         self.tree, lock = grown.upstream(self.tag).tree, self.inside.project.lock
-        # the copy's lock has the tag, so that it is not fetched again; it is not the current one yet
+        # add the tag to the copy's lock, so that rebase does not fetch it again; the old tag stays the current one
         lock.write_text(pin(pin(read_text(lock), grown, self.tag), grown, self.lock.current), encoding="utf-8")
         return f"tree {self.tree[:12]} from {fetched.source}"
 
@@ -145,7 +151,7 @@ class _Run:
 
 
 def run_canary(env: Env, options: Options) -> CanaryResult:
-    """Run the steps in a project of their own, and write the report."""
+    """Run the steps in a copy of the project, and write the report."""
     project, console = env.project, env.console
     names = ", ".join(BACKENDS)
     reject("canary", (options.backend not in BACKENDS, f"no backend is called {options.backend}: there are {names}"))
@@ -155,7 +161,7 @@ def run_canary(env: Env, options: Options) -> CanaryResult:
             f"the upstream of this project is {project.name}",
         )
         raise UsageError(what, why=why, next_step="kvtool canary --to rebase")
-    toolchain.require_git()  # a missing program on this machine is not a breakage
+    toolchain.require_git()  # check for git first: if a program is missing on this machine, the series is not broken
     if options.report is not None:
         must_be_writable(options.report.absolute())
     lock = load_lock(project.lock)
@@ -177,29 +183,36 @@ def run_canary(env: Env, options: Options) -> CanaryResult:
 
 def command(
     ctx: Context,
-    tag: Annotated[str, Argument(metavar="TAG", help="Upstream tag. It need not be in upstream.lock.")] = "latest",
+    tag: Annotated[
+        str, Argument(metavar="TAG", help="Upstream tag to try. It need not be in upstream.lock.")
+    ] = "latest",
     mirror: Mirror = None,
-    last: Annotated[StepName, Option("--to", metavar="STEP", help=f"Stop after: {_STEPS}.")] = StepName.VERIFY,
-    full: Annotated[bool, Option("--full", help="Run all of verify, not only its quick part.")] = False,
+    last: Annotated[StepName, Option("--to", metavar="STEP", help=f"Last step to run: {_STEPS}.")] = StepName.VERIFY,
+    full: Annotated[bool, Option("--full", help="Run all checks of verify, not only those of verify --quick.")] = False,
     backend: Annotated[str, Option("--backend", metavar="NAME", help="Backend to build.")] = "cpu",
     report: Annotated[Path | None, Option("--report", metavar="FILE", help="Also write the JSON document.")] = None,
     work: Annotated[
-        Path | None, Option("--work", metavar="DIR", help="A new directory to build in and keep [a temporary one].")
+        Path | None,
+        Option(
+            "--work", metavar="DIR", help="New directory for the copy of the project; it is kept [a temporary one]."
+        ),
     ] = None,
 ) -> CanaryResult:
-    """Check that the series still works on an upstream tag, without changing anything.
+    """Check that the series still works on an upstream tag.
 
-    Runs fetch, rebase, build and verify --quick in a project and a tree of their own. `latest` is the newest tag of
-    the remote, or of the lock if the remote cannot be reached; the report names the origin.
+    Runs fetch, rebase, build and verify --quick in a copy of the project, with a tree of its own. Your project and
+    your tree do not change. `latest` is the newest tag of upstream's remote repository. If the remote cannot be
+    reached, it is the newest tag of upstream.lock. The report says where the tag is from.
 
-    The report has a `key`: a hash of the breakage (step, patch, file, function or check), without tag and date. The
-    same breakage has the same key on the next day, so CI opens one issue for it.
+    The report has a `key`: a hash of what is broken (step, patch, file, function or check), without tag and date. As
+    long as the same thing is broken, the key stays the same, so CI opens only one issue for it.
 
         kvtool canary     # does the series work on the newest llama.cpp?
         kvtool canary b11600 --to rebase --mirror ~/src/llama.cpp
         kvtool canary --report report/canary.json --json
 
-    Exit codes are those of the failed step: 3 a patch does not apply, 7 build, 8 verify, 9 network.
+    The exit code is that of the failed step: 3 a patch does not apply, 7 the build failed, 8 verify failed, 9 no
+    network.
     """
     options = Options(
         tag=tag,

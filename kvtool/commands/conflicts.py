@@ -1,4 +1,4 @@
-"""Show a person what became of the patches: one line of summary, then each conflict with its cause and a short diff."""
+"""Print the outcome of the patches: one line of summary, then each conflict with its cause and a short diff."""
 
 import itertools
 import re
@@ -10,14 +10,14 @@ from kvtool.replay.apply import FailedHunk, PatchReport
 from kvtool.result import PatchOutcome
 from kvtool.upstream.history import NONE
 
-_LINES = 90  # of all conflicts together, without --verbose
-_HEAD = 3  # lines above the diff of a conflict
-_LEAST, _MOST = 8, 24  # lines of one diff
-_MOST_HUNKS = _LINES // (_HEAD + _LEAST)  # shown with a diff
+_LINES = 90  # most lines of output for all conflicts together, without --verbose
+_HEAD = 3  # lines of text above the diff of each conflict
+_LEAST, _MOST = 8, 24  # a diff gets at least 8 and at most 24 lines
+_MOST_HUNKS = _LINES // (_HEAD + _LEAST)  # most hunks that are printed with a diff
 _MOST_NOTES = 10
-_MOST_NAMES = 4  # patches that the summary names
-_WIDTH = 100  # characters of a line
-_RUN = 12  # rows of one kind in a diff, at most
+_MOST_NAMES = 4  # most patches that the summary names
+_WIDTH = 100  # characters of a line of output
+_RUN = 12  # most lines that a shortened diff shows of consecutive lines of one kind (removed, added or equal)
 _HAS = re.compile(r"(.*) hunk (\d+): upstream already has it")
 
 
@@ -60,7 +60,10 @@ def _trouble(report: PatchReport) -> str:
 
 
 def render_reports(console: Console, reports: Sequence[PatchReport]) -> None:
-    """Print the summary, what deserves a look, and each conflict. A blocked patch is shown only with --verbose."""
+    """Print the summary, the notes on the patches, and each conflict.
+
+    Blocked patches are printed only with --verbose.
+    """
     if not reports:
         return
     console.line(summary(reports))
@@ -81,7 +84,7 @@ def render_reports(console: Console, reports: Sequence[PatchReport]) -> None:
 
 
 def _join_notes(notes: Sequence[str]) -> list[str]:
-    """Return the notes with all hunks that upstream has in one of them."""
+    """Return the notes of a patch, with all notes "upstream already has it" joined to one."""
     had = [found for note in notes if (found := _HAS.fullmatch(note))]
     if len(had) < 2:
         return list(notes)
@@ -95,7 +98,10 @@ def _join_notes(notes: Sequence[str]) -> list[str]:
 
 
 def _render_conflicts(console: Console, reports: Sequence[PatchReport]) -> None:
-    """Print the conflicts, those of the first patch first. Without --verbose, later ones are one line per patch."""
+    """Print the conflicts in the order of the series.
+
+    Without --verbose, the first conflicts are printed with a short diff. The others are printed as one line per patch.
+    """
     wanted = [r for r in reports if console.verbose or r.outcome is not PatchOutcome.BLOCKED]
     hunks = [(report.id, hunk) for report in wanted for hunk in report.failed]
     if console.verbose:
@@ -119,7 +125,7 @@ def _render_conflicts(console: Console, reports: Sequence[PatchReport]) -> None:
 
 
 def _rooms(hunks: Sequence[tuple[str, FailedHunk]], lines: int) -> list[int]:
-    """Divide the lines of the output among the diffs of some hunks: short ones leave room for long ones."""
+    """Divide some lines of output among the diffs of some hunks. Short diffs leave room for long ones."""
     room = max(lines - _HEAD * len(hunks), 0)
     sizes = [min(len(_rows(hunk)), _MOST) for _, hunk in hunks]
     found = [0] * len(hunks)
@@ -130,7 +136,10 @@ def _rooms(hunks: Sequence[tuple[str, FailedHunk]], lines: int) -> list[int]:
 
 
 def _render_hunk(console: Console, patch: str, hunk: FailedHunk, room: int) -> None:
-    """Print a conflict; room: the most lines of its diff, 0 for all lines and for the lines that the patch adds."""
+    """Print one conflict.
+
+    room: the most lines of its diff. 0 prints the whole diff, and also the lines that the patch adds.
+    """
     at = f" hunk {hunk.number} of {hunk.total}" if hunk.number else ""
     function = hunk.header.partition(" @@ ")[2]
     name = re.search(r"([\w:~]+)\(", function)
@@ -148,14 +157,18 @@ def _render_hunk(console: Console, patch: str, hunk: FailedHunk, room: int) -> N
 
 
 def _rows(hunk: FailedHunk) -> tuple[str, ...]:
-    """Return the diff from the expected lines to upstream's lines."""
+    """Return the diff from the lines that the patch expects to the lines that upstream has."""
     if not hunk.diff and hunk.cause == "submodule":
         return (*(f"-{row}" for row in hunk.expected), *(f"+{row}" for row in hunk.found))
     return hunk.diff
 
 
 def _fit(rows: Sequence[str], room: int) -> list[str]:
-    """Shorten a diff to some lines: first its context, then each long run of removed or added lines."""
+    """Shorten a diff to `room` lines.
+
+    First drops the lines that are not next to a change. If that is not enough, cuts long runs of removed or added
+    lines.
+    """
     changed = [n for n, row in enumerate(rows) if row[:1] in ("-", "+")]
     near = [row for n, row in enumerate(rows) if any(abs(n - at) <= 1 for at in changed)]
     for kept in (rows, near) if changed else (rows,):
@@ -174,7 +187,7 @@ def _runs(rows: Sequence[str]) -> list[list[str]]:
 
 
 def _cut(rows: Sequence[str], most: int) -> list[str]:
-    """Return the first rows, and a row with the number of the others."""
+    """Return the first `most` rows, followed by a row with the number of the others."""
     if len(rows) <= most + 1:
         return list(rows)
     return [*rows[:most], f"… {len(rows) - most} more lines: --verbose"]

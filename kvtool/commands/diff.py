@@ -1,4 +1,4 @@
-"""`kvtool diff`: what became of the series between two states of it."""
+"""Implement `kvtool diff`: compare two states of the series."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -17,7 +17,12 @@ from kvtool.worktree.status import dirty_tree_error, tree_state
 
 @dataclass(frozen=True)
 class DiffResult(Result, command="diff"):
-    """same: nothing changed; patches: each commit and its counterpart; diff: git's text, a diff of diffs or of code."""
+    """Report the difference between two states of the series.
+
+    same: True if every patch is equal in both states
+    patches: each commit of one state with its counterpart in the other
+    diff: the text of git range-diff; with --code, a diff of the patched files
+    """
 
     before: Snapshot
     after: Snapshot
@@ -41,7 +46,7 @@ def _title(state: Snapshot) -> str:
 
 
 def _snapshot(context: SeriesContext, name: str, scratch: Scratch) -> Snapshot:
-    """Build the state that the user named. TreeError for `tree` if nothing is applied there."""
+    """Build the state that the user named. Raise TreeError for `tree` if no series is applied there."""
     if name != compare.TREE:
         return compare.snapshot(context, name, scratch)
     state = tree_state(context.project)
@@ -52,23 +57,29 @@ def _snapshot(context: SeriesContext, name: str, scratch: Scratch) -> Snapshot:
 
 def command(
     ctx: Context,
-    before: Annotated[str, Argument(metavar="A", help="State, as above.")] = "HEAD",
-    after: Annotated[str, Argument(metavar="B", help="Another state.")] = compare.WORKING,
-    code: Annotated[bool, Option("--code", help="The patched files themselves, instead of the patches.")] = False,
+    before: Annotated[str, Argument(metavar="A", help="First state; the text above lists the forms.")] = "HEAD",
+    after: Annotated[str, Argument(metavar="B", help="Second state.")] = compare.WORKING,
+    code: Annotated[bool, Option("--code", help="Compare the patched files instead of the patches.")] = False,
     mirror: Mirror = None,
 ) -> DiffResult:
     """Compare two states of the series, patch by patch (git range-diff).
 
-    A state is a TAG of the lock (the current patches/ and cpp/, on that upstream), a revision REV of this repository
-    (on the current upstream of that revision), REV:TAG, `.` (the current files, on the current upstream) or `tree`
-    (the commits of the patched tree). Without arguments, shows the changes since the last commit.
+    A state is one of these:
 
-        kvtool diff HEAD~1 HEAD           # the series before and after a rebase that was committed
-        kvtool diff v0.4.0 v0.5.0         # the same patches on two upstreams: where do they differ?
+        TAG       the files of patches/ and cpp/ as they are now, on this tag of upstream.lock
+        REV       patches/ and cpp/ of this git revision of the project, on the tag that was current in that revision
+        REV:TAG   patches/ and cpp/ of this git revision, on another tag
+        .         the files of patches/ and cpp/ as they are now, on the current tag
+        tree      the commits of the patched tree
+
+    Without arguments, shows the changes since the last commit.
+
+        kvtool diff HEAD~1 HEAD           # before and after the last commit, for example a rebase
+        kvtool diff v0.4.0 v0.5.0         # the differences of the same patches on two upstreams
         kvtool diff . tree                # what export would write
-        kvtool diff HEAD~1 HEAD --code    # the code of the files that the series touches
+        kvtool diff HEAD~1 HEAD --code    # the files that the series changes
 
-    Exit code 0 also if they differ; scripts read `same` and `patches` in --json.
+    The exit code is 0 even if the states differ. A script can read `same` and `patches` in the output of --json.
     """
     env = env_of(ctx)
     project, console = env.project, env.console

@@ -18,18 +18,19 @@ from kvtool.options import Context, choose_backend, env_of
 from kvtool.project import user_cache
 from kvtool.result import Result
 
-# Measured on Linux: cached upstream 0.04 GB, checkout 0.1 GB, release build 0.1 GB, models of verify 1.0 GB.
+# Disk space that kvtool needs, rounded up. Measured on Linux: cached upstream 0.04 GB, checkout 0.1 GB, release build
+# 0.1 GB, models of verify 1.0 GB.
 NEEDED_BYTES = 2 * 1000**3
 
 
 @dataclass(frozen=True)
 class Check:
-    """Hold the check of one requirement.
+    """Hold the result of checking one requirement.
 
-    found: a version, a size or a path
-    problem: why it is insufficient
-    how: what to do on each system (lines)
-    required: fetch, build or verify needs it
+    required: True if fetch, build or verify needs it
+    found: the version, size or path that was found
+    problem: the reason why it is insufficient, "" if it is sufficient
+    how: how to get it on each system, as lines
     """
 
     name: str
@@ -42,7 +43,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis(Result, command="doctor"):
-    """The checks, in the order in which they matter, and for each backend why it cannot be built ("" when it can)."""
+    """Hold all checks.
+
+    checks: the most important requirements first
+    backends: for each backend the reason why it cannot be built, "" if it can
+    """
 
     system: str
     checks: tuple[Check, ...]
@@ -69,7 +74,7 @@ class Diagnosis(Result, command="doctor"):
         backends = [("-" if why else "ok", f"kvtool build --{name}", why) for name, why in self.backends.items()]
         console.table(("", "backend", ""), backends)
         for check in self.checks:
-            # missing requirements are part of the error below
+            # the error message after this output lists the required ones
             if not check.ok and not check.required and check.how:
                 console.line()
                 console.line(f"{check.name} is optional; to get it:")
@@ -84,7 +89,10 @@ def _check(name: str, found: str, problem: str, how: str, *, required: bool = Tr
 
 
 def _tool(tool: toolchain.Tool, optional: str = "") -> Check:
-    """Return the check of a tool. optional: the effect of its absence, "" for a required tool."""
+    """Return the check of a tool.
+
+    optional: what is lost without the tool; "" for a required tool
+    """
     problem = "; ".join(filter(None, (tool.missing, optional))) if tool.missing else ""
     return _check(tool.name, f"{tool.version} ({tool.path})".strip(), problem, tool.how, required=not optional)
 
@@ -102,7 +110,10 @@ def _disk(name: str, path: Path) -> Check:
 
 
 def _writable(name: str, path: Path, how: str) -> Check:
-    """Check that a directory is writable by creating a file: permissions alone are not enough."""
+    """Check that kvtool can write to a directory, by creating a file.
+
+    The permissions alone do not tell, for example on a file system that is mounted read-only.
+    """
     problem = ""
     try:
         tempfile.TemporaryFile(dir=_existing(path)).close()
@@ -112,7 +123,10 @@ def _writable(name: str, path: Path, how: str) -> Check:
 
 
 def diagnose(tree: Path, cache: Path, backend: str = "cpu") -> Diagnosis:
-    """Check everything; change nothing and fetch nothing. backend: the backend to build."""
+    """Check all requirements, without changing or fetching anything.
+
+    backend: the backend that the user wants to build
+    """
     system = platform.system()
     checks = (
         Check("python", True, True, f"{platform.python_version()} ({sys.executable})"),
@@ -139,8 +153,8 @@ def command(
 ) -> Diagnosis:
     """Check that this machine can fetch, build and verify.
 
-    Exit code 0 if `kvtool fetch`, apply, build and verify can run (on the CPU, or the named backend), else 7. For
-    each missing tool, prints how to install it on Debian, macOS and Windows.
+    The exit code is 0 if `kvtool fetch`, apply, build and verify can run for the CPU or for the named backend. Else it
+    is 7. For each missing tool, kvtool prints how to install it on Debian, macOS and Windows.
 
         kvtool doctor
         kvtool doctor --vulkan   # with the Vulkan headers, the loader and the shader compiler
@@ -148,6 +162,6 @@ def command(
     env = env_of(ctx)
     try:
         tree, cache = env.project.tree, env.project.cache
-    except UsageError:  # a machine can be looked at from anywhere
+    except UsageError:  # doctor also works outside of a project
         tree, cache = Path.cwd() / "llama.cpp", user_cache()
     return diagnose(tree, cache, choose_backend(metal=metal, cuda=cuda, vulkan=vulkan))

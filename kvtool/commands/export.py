@@ -37,18 +37,19 @@ from kvtool.worktree.checkout import finish_interrupted, scratch_below
 from kvtool.worktree.status import TreeState, apply_command, dirty_tree_error, tree_state, write_applied
 from kvtool.worktree.transaction import Stage
 
-_MAIL = re.compile(r"\d{4}-.*\.patch")  # as git format-patch names them
+_MAIL = re.compile(r"\d{4}-.*\.patch")  # the names that git format-patch gives
 
 
 @dataclass(frozen=True)
 class ExportResult(Result, command="export"):
     """Report an export.
 
-    files: the written files (with check: the files to write)
-    head: the tree's last commit after fixups were folded in
-    mailbox: the written mails, in order
-    patches: the effect on each patch
-    losses: parts of the commits that are lost
+    head: the id of the tree's last commit, after the fixups were folded into their patches
+    check: True if nothing was written because of --check
+    files: the written files; with check, the files that an export would write
+    mailbox: the paths of the written mails, in order
+    patches: what the export did to each patch
+    losses: notes about parts of the commits that a patch file cannot hold
     """
 
     tag: str
@@ -103,9 +104,10 @@ class ExportResult(Result, command="export"):
 
 @dataclass(frozen=True)
 class _Source:
-    """What export works from, once it is sure that nothing is in the way.
+    """Hold what an export reads: the tree, the series, and the change that is being written.
 
-    was: the diff of each patch as it was moved to the tree's upstream, where that is not the locked one.
+    was: by patch id, the diff of each patch as it was applied; empty if the tree is on the lock's current tag. On
+        another tag, applying a patch can change its lines, so this diff shows which patches were not edited.
     """
 
     state: TreeState
@@ -117,14 +119,18 @@ class _Source:
 
 
 def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
-    """Refuse a tree that is not ready, or whose project moved on without it."""
+    """Open the tree for an export.
+
+    Raise an error if the tree has uncommitted changes or an unfinished operation, or if patches/ or cpp/ changed after
+    the tree was made.
+    """
     finish_interrupted(Git(project.tree))
     state = tree_state(project)
     applied = state.applied
     if state.interrupted == "rebase":
         raise dirty_tree_error(state)
     if applied is None or state.operation or state.dirty:
-        # report obstacles as usual, except an interrupted export: a new run finishes it
+        # an unfinished export is no obstacle, because this run finishes it, so do not report it as the reason
         raise dirty_tree_error(replace(state, interrupted=""))
     stage, context = Stage(project, "export"), SeriesContext(project, console, groups=applied.groups)
     upstream = context.lock.upstream(applied.tag)
@@ -155,7 +161,12 @@ def _both_changed(state: TreeState, applied: Applied) -> TreeError:
 
 
 def _write(project: Project, source: _Source, folded: FoldedSeries, todo: tuple[Change, ...], scratch: Scratch) -> str:
-    """Try it, write, then let the branch and the state follow (the tree's files are the same, none is touched)."""
+    """Write the export.
+
+    Before anything is written, the new series is applied to check that it reproduces the tree. After the files are
+    written, the branch of the tree moves to the new commits, and the recorded state is updated. The files of the tree
+    stay as they are, because the new commits contain the same files.
+    """
     context = source.context.with_project(preview_project(project, todo, scratch.place()))
     series, replayed = context.series(source.series.upstream), context.build(scratch, source.series.upstream)
     if not replayed.complete or replayed.tree != folded.tree:
@@ -179,7 +190,10 @@ def _write(project: Project, source: _Source, folded: FoldedSeries, todo: tuple[
 
 
 def _require_whole(context: SeriesContext, upstream: Upstream, scratch: Scratch) -> None:
-    """ConflictError if a change made in a tree with some groups keeps the patches of the others from applying."""
+    """Check that all patches still apply after a change in a tree that has only some groups.
+
+    Raise ConflictError if a patch of a group outside the tree no longer applies.
+    """
     if error := conflict_error(context.build(scratch, upstream).reports, upstream.tag):
         raise ConflictError(
             f"after this change, {error.what}",
@@ -189,9 +203,9 @@ def _require_whole(context: SeriesContext, upstream: Upstream, scratch: Scratch)
 
 
 def _group_commits(source: _Source, todo: tuple[Change, ...], groups: tuple[str, ...], scratch: Scratch) -> Replayed:
-    """Build the commits of some groups alone, for a reviewer who reads only these.
+    """Build commits with some groups alone, for a reviewer who reads only these.
 
-    The first commit has the files of cpp/. Its message is the first section of the page of the last group.
+    The first commit has the files of cpp/. Its message is the first section of patches/GROUP.md of the last group.
     """
     project, applied = source.context.project, source.applied
     if missing := [group for group in groups if applied.groups and group not in applied.groups]:
@@ -210,7 +224,7 @@ def _group_commits(source: _Source, todo: tuple[Change, ...], groups: tuple[str,
 
 
 def _message_of(project: Project, groups: tuple[str, ...]) -> str:
-    """Return the message of the commit with the new files of some groups."""
+    """Return the message of the commit that adds the files of cpp/ of some groups."""
     page = project.patches / f"{groups[-1]}.md"
     text = read_text(page) if page.is_file() else ""
     section = re.search(r"\A#[^\n]*\n+(.*?)(?=^#|^\||\Z)", text, re.DOTALL | re.MULTILINE)
@@ -218,9 +232,12 @@ def _message_of(project: Project, groups: tuple[str, ...]) -> str:
 
 
 def _write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, ...]:
-    """Write base..head as numbered mails for `git am`. Replaces an earlier mailbox there, and nothing else."""
+    """Write the commits base..head as numbered mails for `git am`.
 
-    def is_ours(mail: Path) -> bool:  # no commit has this id: --zero-commit
+    Replaces an earlier mailbox in the folder. Raise UsageError if the folder holds anything else.
+    """
+
+    def is_ours(mail: Path) -> bool:  # --zero-commit writes this id, which no commit has
         named = _MAIL.fullmatch(mail.name) and mail.is_file()
         return bool(named) and mail.read_bytes().startswith(b"From " + b"0" * 40)
 
@@ -244,7 +261,7 @@ def export_series(
     groups: tuple[str, ...] = (),
     choices: ExportChoices | None = None,
 ) -> ExportResult:
-    """Write the commits of the tree to the project, or with mailbox to mails."""
+    """Write the commits of the tree to patches/ and cpp/ or, with mailbox, to mails."""
     project, console = env.project, env.console
     reject(
         "export",
@@ -258,7 +275,7 @@ def export_series(
     cache = Cache(project.cache)
     with (
         hold_tree(project, console),
-        # so .git/config and .git/info/attributes of the tree do not affect patches
+        # a repository of its own, so that .git/config and .git/info/attributes of the tree do not change the patches
         scratch_below(project.tree, project.tree, cache.repo) as scratch,
     ):
         source = _open(project, console, scratch)
@@ -278,10 +295,12 @@ def export_series(
 
 def command(
     ctx: Context,
-    check: Annotated[bool, Option("--check", help="Write nothing; exit 6 when something would be written.")] = False,
+    check: Annotated[
+        bool, Option("--check", help="Write nothing. Exit with 6 if an export would write something.")
+    ] = False,
     mailbox: Annotated[
         Path | None,
-        Option("--mailbox", metavar="DIR", help="Write a plain series for git am instead, for those without kvtool."),
+        Option("--mailbox", metavar="DIR", help="Write mails for git am instead, for people who do not use kvtool."),
     ] = None,
     groups: Groups = None,
     assign: Annotated[
@@ -294,11 +313,12 @@ def command(
 ) -> ExportResult:
     """Write the commits of the patched tree to patches/ and cpp/.
 
-    Paths decide: an edit of an upstream file belongs to a patch, any other file to cpp/. To change a patch, commit in
-    the tree with `git commit --fixup=<its commit>`. Amended, reworded, moved and squashed commits are recognized by
-    their subject or by their changed lines. Every other commit becomes a new patch. Afterwards, the fixups are folded
-    into the tree's branch (its files stay unchanged). A patch that yields the same tree as before keeps its bytes,
-    and the bytes are the same under any git configuration.
+    A change of a file of upstream goes into a patch. Any other file goes into cpp/. To change a patch, commit in the
+    tree with `git commit --fixup=<commit of the patch>`. kvtool finds the patch of an amended, reworded, moved or
+    squashed commit by its subject or by its changed lines. Every other commit becomes a new patch.
+
+    After the export, kvtool folds the fixups into the commits of their patches in the tree. The files of the tree stay
+    unchanged. A patch file changes only if the patch does. Its bytes do not depend on your git configuration.
 
         kvtool export
         kvtool export --check
@@ -306,7 +326,8 @@ def command(
         kvtool export --mailbox ~/core --group core    # for a review by upstream
         kvtool export --assign 1a2b3c4d=my-patch
 
-    Exit codes: 3 a fixup does not apply to its patch, 4 uncommitted changes or a stale tree, 6 drift (with --check).
+    Exit codes: 3 a fixup does not apply to its patch, 4 the tree has uncommitted changes or does not match patches/
+    and cpp/, 6 the tree and the files differ (with --check).
     """
     choices = ExportChoices(tuple(assign or ()), tuple(drop or ()))
     return export_series(env_of(ctx), check=check, mailbox=mailbox, groups=tuple(groups or ()), choices=choices)

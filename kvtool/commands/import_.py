@@ -1,4 +1,4 @@
-"""`kvtool import`: turn a fork, or patches of another tool, into the series of an empty project."""
+"""Implement `kvtool import`: turn a fork, or the patches of another tool, into the series of an empty project."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ from kvtool.upstream.lock import with_upstream
 from kvtool.upstream.sources import adopt_base, explain_failure
 
 _T = TypeVar("_T")
-_SHOWN = 6  # commits of a squashed patch that the announcement names; the patch's message names more
+_SHOWN = 6  # most commits of a squashed patch that are printed; the message of the patch names more
 _ACTIONS = {
     "kept": "one patch each",
     "moved": "from before the last merge of upstream, moved onto the base, one patch each",
@@ -40,19 +40,19 @@ _ACTIONS = {
 
 @dataclass(frozen=True)
 class ImportResult(Result, command="import"):
-    """The series that was imported, or would be."""
+    """Report an imported series. With dry_run, report the series that an import would make."""
 
-    source: str  # fork or folder of patches
-    head: str  # commit of the fork, "" for a folder of patches
-    base: str  # upstream tag or commit
+    source: str  # where the fork or the folder of patches is
+    head: str  # id of the fork's commit, "" for a folder of patches
+    base: str  # upstream tag or commit under the fork
     found_by: str  # how the base was found
-    tree: str  # git tree id of the fork, which the series reproduces
+    tree: str  # id of the fork's git tree, which the series reproduces
     dry_run: bool
     patches: tuple[ImportedPatch, ...]
-    new_files: int  # number of files of cpp/
-    only_new_files: int  # number of commits that only change files of cpp/
+    new_files: int  # number of files in cpp/
+    only_new_files: int  # number of the fork's commits that only change files of cpp/
     notes: tuple[str, ...]  # remarks for the user
-    summary: tuple[str, ...]  # the announcement
+    summary: tuple[str, ...]  # lines that say which commits are kept and which are squashed
 
     def render(self, console: Console) -> None:
         if self.dry_run:
@@ -81,18 +81,20 @@ def announce(plan: ForkPlan) -> list[str]:
     carried = {action: sum(len(p.carried) for p in plan.patches if p.action == action) for action in by_action}
     lines = [f"base: {plan.base.tag[:12]} of {plan.base.date} ({plan.base.found_by})", f"patches: {len(plan.patches)}"]
     for action, count in by_action.items():
-        more = f"; of {partial}, other files are squashed" if action == "moved" and partial else ""
+        more = f"; other files of {partial} of them are squashed" if action == "moved" and partial else ""
         more = f" ({carried[action]} commits)" if carried[action] else more
         lines.append(f"  {count} {action}: {_ACTIONS[action]}{more}")
         lines += [_carried_line(patch) for patch in plan.patches if patch.action == action and patch.carried]
     if plan.only_new_files:
-        lines.append(f"{len(plan.only_new_files)} commits only change new files: cpp/ has the result, not the commits")
+        lines.append(
+            f"{len(plan.only_new_files)} commits only change new files: cpp/ has their result, no patch has the commits"
+        )
     lines.append(f"new files in cpp/: {len(plan.new_files)}")
     return lines + [f"note: {note}" for note in plan.notes]
 
 
 def _carried_line(patch: ForkPatch) -> str:
-    """Name the commits that a merge or a squashed patch contains."""
+    """Return a line with the commits that a merge or a squashed patch contains."""
     shown = " ".join(commit[:10] for commit in patch.carried[:_SHOWN])
     more = f" and {len(patch.carried) - _SHOWN} more" if len(patch.carried) > _SHOWN else ""
     return f"    {patch.subject.partition(': carry the changes')[0]}: {shown}{more}"
@@ -100,7 +102,10 @@ def _carried_line(patch: ForkPatch) -> str:
 
 @contextlib.contextmanager
 def _open_fork(where: str, console: Console) -> Iterator[Git]:
-    """Open a fork's repository: a folder as it is, a URL or a bundle as a clone that is removed at the end."""
+    """Open a fork's repository.
+
+    A folder is opened as it is. A URL or a bundle is cloned, and the clone is removed at the end.
+    """
     place = expanded(where)
     if place.is_dir():
         git = Git(place.resolve())
@@ -141,9 +146,9 @@ def _require_empty(project: Project) -> None:
 
 
 def _refuse_others(project: Project, todo: Sequence[Change]) -> None:
-    """Raise UsageError for files that the import would replace, or that would become part of its series.
+    """Raise UsageError for files in patches/ and cpp/ that the import would replace or take over.
 
-    Files that an import of the same fork wrote before it was killed are no obstacle.
+    If an earlier import of the same fork was killed, the files that it wrote are accepted.
     """
     wanted = {change.path: change.content for change in todo}
     there = [project.root / "cpp" / file.path for file in new_files(project.cpp)]
@@ -159,9 +164,9 @@ def _refuse_others(project: Project, todo: Sequence[Change]) -> None:
 
 
 def _write(project: Project, todo: Sequence[Change]) -> None:
-    """Write all files, then the lock, then series.toml; on any failure the project is as it was.
+    """Write all files, then upstream.lock, then series.toml. If this fails, restore the project as it was.
 
-    If kvtool is killed partway, series.toml lists no patches yet, and the same import can run again.
+    If kvtool is killed partway, series.toml does not list any patches yet, so the same import can run again.
     """
     last = ("patches/upstream.lock", "patches/series.toml")
     order = sorted(todo, key=lambda change: (last.index(change.path) + 1 if change.path in last else 0, change.path))
@@ -181,7 +186,7 @@ def _content(path: Path) -> bytes | None:
 
 
 class _Importer:
-    """One import into one project."""
+    """Import one fork or one folder of patches into a project."""
 
     def __init__(self, env: Env, mirror: str | None, *, dry_run: bool, squash: bool) -> None:
         self.project, self.console = env.project, env.console
@@ -189,7 +194,7 @@ class _Importer:
         self.dry_run, self.squash = dry_run, squash
 
     def each(self, text: str, items: Sequence[_T]) -> Iterator[_T]:
-        """Iterate over items with a progress."""
+        """Yield the items while a progress bar counts them."""
         if items:
             with self.console.progress(text, len(items)) as bar:
                 for number, item in enumerate(items):
@@ -225,7 +230,10 @@ class _Importer:
                 return self._finish(scratch, plan, redact_urls(where), lambda p: _reason(why, p))
 
     def _local_mirror(self) -> Git | None:
-        """Return the mirror if it is a repository on this machine: any of its commits can be the base."""
+        """Return the mirror's repository if it is on this machine, else None.
+
+        Any commit of a local repository can be the base, also one that is not in upstream.lock.
+        """
         place = expanded(self.context.mirror) if self.context.mirror else None
         return Git(place) if place and place.is_dir() else None
 
@@ -252,7 +260,7 @@ class _Importer:
         return replace(result, head="")
 
     def _finish(self, scratch: Scratch, plan: ForkPlan, source: str, why: Callable[[ForkPatch], str]) -> ImportResult:
-        """Announce the plan, make the files, prove them, and write them."""
+        """Print the plan, make the files, check that they reproduce the fork, and write them."""
         summary = announce(plan)
         if not self.dry_run:
             for line in summary:
@@ -286,38 +294,43 @@ def command(
     fork: Annotated[str | None, Argument(metavar="FORK", help="Path or URL of the fork's git repository.")] = None,
     patches: Annotated[
         Path | None,
-        Option("--patches", metavar="DIR|FILE", help="Import patches: a folder, a quilt series file or a mailbox."),
+        Option("--patches", metavar="DIR|FILE", help="Import patches instead: a folder, a quilt series or a mailbox."),
     ] = None,
     base: Annotated[
         str | None,
-        Option("--base", metavar="TAG", help="Upstream tag or commit under the fork [the newest that it has]."),
+        Option("--base", metavar="TAG", help="Upstream tag or commit under the fork [the newest one in its history]."),
     ] = None,
     rev: Annotated[str, Option("--rev", metavar="REV", help="Branch, tag or commit of the fork to import.")] = "HEAD",
-    squash: Annotated[bool, Option("--squash", help="Make one patch per folder; keep no commits.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Announce the patches, and write nothing.")] = False,
+    squash: Annotated[bool, Option("--squash", help="Make one patch per folder instead of one per commit.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print the patches that would be made, and write nothing.")
+    ] = False,
     mirror: Mirror = None,
 ) -> ImportResult:
     """Turn a fork, or patches of another tool, into the series of an empty project.
 
     Make the project first: kvtool init my-fork --empty && cd my-fork.
 
-    Commits of the fork become patches. After the last merge of upstream, each commit is one patch, and so is each
-    merge of the fork's own branches. Earlier commits are moved onto the base. Files for which the moved commits do
-    not yield the fork's content are squashed into one patch per folder. New files become files of cpp/. Patches carry
-    hidden files, symbolic links and submodules. Uncommitted changes of the fork are not imported.
+    The commits of the fork become patches. Each commit after the last merge of upstream becomes one patch. A merge of
+    one of the fork's own branches becomes one patch, too. Commits before the last merge of upstream are moved onto the
+    base. If the moved commits do not give a file the content that it has in the fork, the changes of this file are
+    squashed into one patch per folder.
 
-    --patches reads mails, quilt patches and plain diffs in the order of the file `series`, or by name. Headers such
-    as Origin, Bug and Forwarded become trailers of the commit message.
+    New files of the fork go into cpp/. Hidden files, symbolic links and submodules stay in the patches. Uncommitted
+    changes of the fork are not imported.
 
-    Before anything is written, import proves that the series yields the fork's tree byte for byte, and that export
-    leaves it unchanged.
+    --patches reads mails, quilt patches and plain diffs. Their order is that of the file `series` or, without this
+    file, of their names. Headers such as Origin, Bug and Forwarded become trailers of the commit message.
+
+    Before anything is written, kvtool checks that the series gives exactly the files of the fork, and that a
+    kvtool export afterwards would change nothing.
 
         kvtool import ~/src/my-llama.cpp --dry-run
         kvtool import https://github.com/me/llama.cpp --base b9093
         kvtool import --patches ~/src/ollama/llama/patches --base 1a2b3c4
 
-    Exit codes: 2 the project has a series, or the base is unknown, 3 a patch does not apply, 5 and 9 as in kvtool
-    fetch.
+    Exit codes: 2 the project has a series already, or the base is unknown, 3 a patch does not apply, 5 and 9 as in
+    kvtool fetch.
     """
     env = env_of(ctx)
     reject(

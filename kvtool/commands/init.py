@@ -1,4 +1,4 @@
-"""`kvtool init`: a project of the user's own."""
+"""Implement `kvtool init`: make a project with a patch series of the user's own."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ from kvtool.series.series import load_patches, new_files
 from kvtool.upstream.lock import is_usable_name
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
-# places of the templates outside of patches/ and cpp/
+# paths of the templates that do not belong into patches/ or cpp/
 _FILES = {
     "gitignore": ".gitignore",
     "gitattributes": ".gitattributes",
@@ -27,8 +27,8 @@ _FILES = {
     "Makefile": "Makefile",
     "README.md": "README.md",
 }
-_MAY_BE_THERE = "README.md"  # a new repository has one, and nothing here needs ours
-# pages that explain how to work with a series
+_MAY_BE_THERE = "README.md"  # kept if it exists, because most repositories have one and kvtool does not need its own
+# pages that explain how to work with a series; a new project gets a copy
 _PAGES = (
     "patches/README.md",
     *(f"docs/guides/{name}.md" for name in ("carry-your-own-fork", "follow-upstream", "submit-a-patch")),
@@ -39,8 +39,9 @@ _PAGES = (
 class InitResult(Result, command="init"):
     """Report a new project.
 
-    patches, new_files: their numbers in the series
-    files: the written files outside of patches/ and cpp/
+    patches: the number of patches in its series
+    new_files: the number of files in cpp/
+    files: the paths of the written files outside of patches/ and cpp/
     """
 
     project: Path
@@ -61,23 +62,23 @@ class InitResult(Result, command="init"):
 class OtherUpstream:
     """A repository other than llama.cpp, for a project without patches."""
 
-    name: str  # name in messages, and folder of the patched tree
+    name: str  # name in messages, and of the folder of the patched tree
     remote: str  # git URL that has every tag
 
     def text(self, template: str) -> str:
-        """Return a template with name and remote filled in."""
+        """Return a template with the name and the remote of the upstream filled in."""
         text = template.replace("{name}", self.name)
         return text.replace("{remote}", tomlkit.item(self.remote).as_string())
 
     def guide(self, text: str) -> str:
-        """Return a page about working with a series, for this upstream."""
+        """Return a guide with the parts that are only about llama.cpp replaced."""
         for old, new in _IN_GUIDE.items():
             text = text.replace(old, new)
         return self.text(text)
 
 
 _EXAMPLES = "The output is an example from another repository, which kvtool can also build and verify."
-# Parts of _PAGES that are about llama.cpp alone, and their replacements, in this order.
+# Parts of the guides that are only about llama.cpp, and their replacements. They are replaced in this order.
 _IN_GUIDE = {
     f"The output is from a small fork of {LLAMA_CPP} v0.5.0 with two commits.": _EXAMPLES,
     f"my-{LLAMA_CPP}": "my-fork",
@@ -92,10 +93,13 @@ _IN_GUIDE = {
 def create(
     source: Project, place: Path, *, empty: bool = False, other: OtherUpstream | None = None
 ) -> tuple[Project, tuple[str, ...]]:
-    """Make a project like `source`, and return it with the written files outside of patches/ and cpp/.
+    """Make a project like `source`. Return it and the paths of the written files outside of patches/ and cpp/.
 
-    other: make an empty project for another upstream. Raises UsageError if a part of a project exists already; then
-    nothing is written. An existing README.md is kept.
+    Raises UsageError if the folder already has one of the files that init makes; then nothing is written. An existing
+    README.md is kept.
+
+    empty: make a project without patches
+    other: make a project without patches for another upstream than llama.cpp
     """
     root = expanded(place).absolute()
     name = other.name if other else source.name
@@ -125,9 +129,9 @@ def create(
 
 
 def _copy_pages(source: Project, made: Project, other: OtherUpstream | None) -> list[str]:
-    """Copy the pages about working with a series, and return those outside of patches/.
+    """Copy the guides into a new project. Return the paths of those outside of patches/.
 
-    An existing page is kept. Links to pages that the new project does not have become plain text.
+    A page that exists is kept. A link to a page that the new project does not have becomes plain text.
     """
     copied = [page for page in _PAGES if (source.root / page).exists() and not (made.root / page).exists()]
     for page in copied:
@@ -151,7 +155,10 @@ def _without_dead_links(text: str, folder: Path) -> str:
 
 
 def _fill_in(target: Path, other: OtherUpstream, template: str) -> None:
-    """Write a template, the one for other upstreams if the project has one and there is such a template."""
+    """Write a file from its template.
+
+    A project of another upstream uses the template in templates/other/, if there is one.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     special = _TEMPLATES / "other" / template
     if other.name != LLAMA_CPP and special.exists():
@@ -163,7 +170,7 @@ def _fill_in(target: Path, other: OtherUpstream, template: str) -> None:
 
 
 def _other_upstream(remote: str, name: str | None) -> OtherUpstream:
-    """Return the upstream that the user named. UsageError for a name that cannot be a folder."""
+    """Return the upstream that the user named. Raise UsageError if its name cannot be the name of a folder."""
     name = name or re.split(r"[/:]", remote.rstrip("/"))[-1].removesuffix(".git")
     if not is_usable_name(name):
         why = "it names the folder of the patched tree: letters, digits, and . _ - inside"
@@ -175,34 +182,38 @@ def _other_upstream(remote: str, name: str | None) -> OtherUpstream:
 
 def command(
     ctx: Context,
-    place: Annotated[Path, Argument(metavar="DIR", help="Folder of the new project; created if missing.")],
-    empty: Annotated[bool, Option("--empty", help="Start without a patch.")] = False,
+    place: Annotated[
+        Path, Argument(metavar="DIR", help="Folder of the new project. It is created if it does not exist.")
+    ],
+    empty: Annotated[bool, Option("--empty", help="Start without patches.")] = False,
     remote: Annotated[
         str | None,
-        Option("--remote", metavar="URL", help="With --empty: git repository of another upstream than llama.cpp."),
+        Option(
+            "--remote", metavar="URL", help="With --empty: make patches for this git repository instead of llama.cpp."
+        ),
     ] = None,
     name: Annotated[
         str | None,
-        Option("--name", metavar="NAME", help="With --remote: name of that upstream [the last part of the URL]."),
+        Option("--name", metavar="NAME", help="With --remote: name of its project [the last part of the URL]."),
     ] = None,
 ) -> InitResult:
     """Make a project of your own: a patch series, with a Makefile and a workflow for GitHub.
 
-    The project starts with the series of this kvtool, or with --empty without a patch, pinned to the same llama.cpp.
-    In its folder, kvtool works on this project: commit in the patched tree, and export writes the commits to
-    patches/.
+    The project starts with the patches of this kvtool or, with --empty, without patches. It uses the same tag of
+    llama.cpp. In its folder, kvtool works on this project: you commit in the patched tree, and kvtool export writes
+    your commits to patches/.
 
         kvtool init my-llama
         kvtool init my-fork --empty
         kvtool init my-zlib --empty --remote https://github.com/madler/zlib --name zlib
 
-    With --remote, the series is about that repository instead: messages and the folder of the patched tree have its
-    name, and nothing of llama.cpp is fetched or listed. `kvtool rebase TAG` or `kvtool import` chooses its first tag.
-    build, verify, bench and package support only llama.cpp.
+    With --remote, the patches are for that repository instead of llama.cpp. Messages and the folder of the patched
+    tree use its name. The project has no tag yet: `kvtool rebase TAG` or `kvtool import` chooses the first one. The
+    commands build, verify, bench and package support only llama.cpp.
 
     Exit codes: 2 the directory already has patches/, cpp/, llama.cpp/ or a file that init writes: Makefile,
-    .gitignore, .gitattributes, .github/workflows/kvtool.yml. An existing README.md stays, and so do existing guides in
-    docs/guides/.
+    .gitignore, .gitattributes, .github/workflows/kvtool.yml. An existing README.md and existing guides in docs/guides/
+    are kept.
     """
     env = env_of(ctx)
     reject(

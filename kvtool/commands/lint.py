@@ -1,4 +1,4 @@
-"""Implement `kvtool lint`: check series.toml, the patches, cpp/ and the lock, alone and against each other."""
+"""Implement `kvtool lint`: check series.toml, the patches, cpp/ and upstream.lock for mistakes and contradictions."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,11 @@ from kvtool.verify.named import known_tests
 
 @dataclass(frozen=True)
 class LintResult(Result, command="lint"):
-    """patches: how many were looked at; findings: in the order of files and lines."""
+    """Report the mistakes.
+
+    patches: the number of checked patches
+    findings: sorted by file and line
+    """
 
     patches: int
     findings: tuple[LintFinding, ...]
@@ -37,18 +41,22 @@ class LintResult(Result, command="lint"):
 def command(ctx: Context) -> LintResult:
     """Check series.toml, the patches and cpp/ for mistakes.
 
-    series.toml: every listed patch exists, and patches/ has no other patch; each patch has a reason; from and until
-    are in order; a claimed pull request has a URL; named tests exist. With groups, each patch and each file of cpp/
-    belongs to one group. With goal_lines, each group changes fewer lines of upstream's files. Each patch: it parses,
-    its hunk counts are correct, it has one line of context, no white space errors, no CR LF, and an imperative
-    subject. cpp/: no path that an upstream has.
+    In series.toml, every listed patch must exist, and patches/ must not have other patches. Each patch needs a reason.
+    Its `from` must be an earlier tag than its `until`. A patch that was sent to upstream needs the URL of the pull
+    request. The tests that a patch names must exist. If series.toml has groups, each patch and each file of cpp/
+    must belong to exactly one group. If it has goal_lines, each group must change fewer lines of upstream's files.
 
-    Nothing is applied and nothing is written. Every finding has a file:line, the problem and the remedy.
+    Each patch must be a valid mail with correct line counts in its hunks. It must have one line of context, an
+    imperative subject, no white space errors and no CR LF line ends.
+
+    A file of cpp/ must not have the path of a file of upstream.
+
+    Lint applies no patch and writes nothing. Each finding has a file:line, the problem and what to do about it.
 
         kvtool lint
         kvtool lint --project ~/fork
 
-    Exit codes: 6 there are findings.
+    Exit codes: 6 there is a mistake.
     """
     env = env_of(ctx)
     project = env.project

@@ -34,9 +34,11 @@ class Options:
 class Packaged(Result, command="package"):
     """Report an archive.
 
-    archive, bytes, sha256: the file, its size and its digest
-    files: its contents
-    checked: True if it was tested in another folder
+    archive: the path of the file
+    bytes: the size of the file
+    sha256: the digest of the file
+    files: the paths in the archive
+    checked: True if the programs were tested in another folder
     """
 
     archive: Path
@@ -62,7 +64,7 @@ def _check(project: Project, console: Console, file: Path) -> None:
     try:
         with console.progress("running it from another folder", None):
             check(file, project.tree / "models" / VOCABULARY)
-    except BaseException:  # an interrupt too
+    except BaseException:  # delete it after Ctrl-C, too
         file.unlink()  # do not leave a broken archive behind
         raise
 
@@ -100,29 +102,38 @@ def command(
     cuda: Cuda = False,
     vulkan: Vulkan = False,
     preset: Annotated[
-        str, Option("--preset", metavar="NAME", help="`dist` runs on any machine of its kind, the others on this one.")
+        str,
+        Option(
+            "--preset",
+            metavar="NAME",
+            help="Preset of the build: `dist` runs on other machines, the other presets only on this one.",
+        ),
     ] = "dist",
     out: Annotated[Path, Option("--out", metavar="DIR", help="Folder for the archive.")] = Path("dist"),
-    ui: Annotated[bool, Option("--ui/--no-ui", help="With llama-server's web page, which needs npm.")] = True,
+    ui: Annotated[bool, Option("--ui/--no-ui", help="Include llama-server's web page or not. It needs npm.")] = True,
     check: Annotated[
         bool,
         Option(
-            "--check", help="Unpack it elsewhere, compare a static and a dynamic cache there, and start llama-server."
+            "--check",
+            help="Unpack the archive in another folder, compare a static with a dynamic cache there, and start "
+            "llama-server.",
         ),
     ] = False,
     jobs: Jobs = 0,
 ) -> Packaged:
     """Make an archive of the patched llama.cpp that runs on another machine.
 
-    Builds missing programs, then packs programs, libraries, licences, the series as mails for git am (patches/), a
-    manifest.json (upstream's tag and tree, the flags, the compiler) and SHA256SUMS. Name and layout are those of
-    upstream's release archives. The same build yields the same bytes.
+    Builds the programs if they are missing. The archive contains the programs, the libraries, their licences, the
+    patches as mails for git am (patches/), SHA256SUMS and manifest.json. The manifest has upstream's tag and tree id,
+    the flags and the compiler. The archive has the name and the layout of upstream's own release archives. The same
+    build gives the same bytes.
 
         kvtool package --check             # llama-TAG-bin-ubuntu-x64.tar.gz in dist/
         kvtool package --metal             # on a Mac: llama-TAG-bin-macos-arm64.tar.gz
         kvtool package --preset release    # for this machine's processor; quick after kvtool build
 
-    Exit codes: 4 stale tree, 7 build or no npm, 8 the unpacked programs do not run.
+    Exit codes: 4 the tree does not match patches/ and cpp/, 7 the build failed or npm is missing, 8 the unpacked
+    programs do not run.
     """
     options = Options(
         backend=choose_backend(cpu=cpu, metal=metal, cuda=cuda, vulkan=vulkan),

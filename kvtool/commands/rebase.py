@@ -1,4 +1,4 @@
-"""Implement `kvtool rebase`: move the series to another upstream, and report the outcome of each patch."""
+"""Implement `kvtool rebase`: move the series to another upstream tag, and report the outcome of each patch."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,7 +46,7 @@ class Options:
 
     @property
     def choices(self) -> Choices:
-        """Return the user's decisions about patches."""
+        """Return the patches that the user wants to skip, drop or accept with fewer changes."""
         return Choices(skip=self.skip, drop=self.drop, accept=self.accept)
 
 
@@ -57,7 +57,10 @@ def _check(options: Options) -> None:
         (options.all and (options.tag or not dry), "--all accepts no TAG and needs --dry-run"),
         (options.keep_going and not dry, "--keep-going needs --dry-run (a rebase reports every patch, then stops)"),
         (options.markdown and not options.all, "--markdown needs --all"),
-        (dry and (options.go_on or options.abort), "--dry-run starts a new rehearsal"),
+        (
+            dry and (options.go_on or options.abort),
+            "--dry-run is a new trial, and cannot be combined with --continue or --abort",
+        ),
         (options.go_on and (options.abort or options.tag), "--continue accepts no other options"),
         (options.abort and (options.tag or options.choices.named), "--abort accepts no other options"),
         (dry and not options.tag and not options.all, "--dry-run needs a TAG or --all"),
@@ -66,7 +69,7 @@ def _check(options: Options) -> None:
 
 
 def _told(context: SeriesContext, upstream: Upstream, done: Rehearsal, outcome: str) -> RebaseResult:
-    """Return the outcome of each patch, with upstream's commit for each hunk in conflict."""
+    """Return the result of a rebase, with the upstream commit that caused each conflict."""
     locked, name = context.lock.upstream(), done.stop.id if done.stop else ""
     history = History.open(context.mirror, locked, upstream)
 
@@ -82,19 +85,22 @@ def _told(context: SeriesContext, upstream: Upstream, done: Rehearsal, outcome: 
 
 
 def _older(context: SeriesContext, upstream: Upstream, done: Rehearsal) -> str:
-    """Explain why an unlisted upstream counts as older than the locked one, if patches are left out for that reason."""
+    """Explain why an upstream that is not in the lock counts as older than the locked one.
+
+    Returns "" if no patch is left out for this reason.
+    """
     locked = context.lock.upstream()
     here = {report.id for report in done.locked.reports if report.commit}
     gone = [report.id for report in done.reports if report.outcome == PatchOutcome.SKIPPED and report.id in here]
     if upstream.tag in context.listed or upstream.order > locked.order or not gone:
         return ""
     return (
-        f"by its number or its date ({upstream.date}), {upstream.tag} is taken for older than {locked.tag}, and"
-        f" from/until leave out {', '.join(gone)}. If it is not: enter it in patches/upstream.lock, at its place"
+        f"kvtool considers {upstream.tag} older than {locked.tag}, by its number or its date ({upstream.date}), so"
+        f" from/until leave out {', '.join(gone)}. If it is newer, add it to patches/upstream.lock at its place"
     )
 
 
-# --- without touching anything -----------------------------------------------------------------------------------
+# --- rebase without changing anything ----------------------------------------------------------------------------
 
 
 def _rehearse(context: SeriesContext, upstream: Upstream, options: Options) -> Rehearsal:
@@ -113,7 +119,7 @@ def _dry_run(project: Project, console: Console, options: Options) -> RebaseResu
 
 
 def _span(project: Project, console: Console, options: Options) -> SpanResult:
-    """Rehearse a rebase onto every tag of the lock. A tag that cannot be fetched becomes a row with the error."""
+    """Try a rebase onto each tag of the lock. If a tag cannot be fetched, its row contains the error."""
     context = SeriesContext(project, console, options.mirror)
     context.base(context.lock.upstream())
 
@@ -133,11 +139,14 @@ def _span(project: Project, console: Console, options: Options) -> SpanResult:
     return result
 
 
-# --- in the patched tree -----------------------------------------------------------------------------------------
+# --- rebase in the patched tree ----------------------------------------------------------------------------------
 
 
 def begin(project: Project, console: Console, options: Options) -> RebaseResult:
-    """Start a rebase. First update the tree to the locked upstream, or create it."""
+    """Start a rebase.
+
+    First update the tree to the locked upstream, or create the tree.
+    """
     context = SeriesContext(project, console, options.mirror)
     if rebase_state.read_state(project.tree):
         raise dirty_tree_error(tree_state(project))
@@ -172,7 +181,10 @@ def begin(project: Project, console: Console, options: Options) -> RebaseResult:
 
 
 def _choose_first(context: SeriesContext, tag: str) -> RebaseResult:
-    """Pin the first upstream of a project that has none, and make its tree; on failure the lock is as it was."""
+    """Pin the first upstream of a project that has none, and make its tree.
+
+    If this fails, upstream.lock is restored.
+    """
     project, upstream = context.project, context.find(tag)
     before = project.lock.read_bytes()
     change = Change("patches/upstream.lock", "change", pin(before.decode("utf-8"), context.lock, tag).encode())
@@ -189,7 +201,7 @@ def _choose_first(context: SeriesContext, tag: str) -> RebaseResult:
 
 
 def resume(project: Project, console: Console, options: Options) -> RebaseResult:
-    """Run --continue, --abort, --skip, --drop or --accept-shrink in a rebase that stopped or was killed."""
+    """Run --continue, --abort, --skip, --drop or --accept-shrink after a rebase stopped or was killed."""
     with hold_tree(project, console):
         state = rebase_state.read_state(project.tree)
         if state is None:
@@ -200,7 +212,9 @@ def resume(project: Project, console: Console, options: Options) -> RebaseResult
         if state.phase == "writing":
             return _finished(project, transaction.finish_rebase(project, git, console, state))
         if state.phase == "aborting":
-            raise TreeError("the rebase was being given up", next_step="kvtool rebase --abort finishes that")
+            raise TreeError(
+                "kvtool was killed while it cancelled the rebase", next_step="kvtool rebase --abort finishes it"
+            )
         context = SeriesContext(project, console, state.mirror)
         if state.tag not in context.lock.upstreams:
             context.lock = with_upstream(context.lock, state.tag, state.tree, state.date)
@@ -228,7 +242,7 @@ def _abort(project: Project, console: Console, git: Git, state: RebaseState) -> 
 
 
 def _decide(git: Git, state: RebaseState, options: Options) -> RebaseState:
-    """Read the user's edits in the tree, and the decisions on the command line."""
+    """Return the state of the rebase with the user's edits in the tree and the decisions from the command line."""
     for name in options.choices.named:
         if name != state.stop.id:
             raise UsageError(
@@ -246,7 +260,10 @@ def _decide(git: Git, state: RebaseState, options: Options) -> RebaseState:
 
 
 def _advance(context: SeriesContext, git: Git, state: RebaseState) -> RebaseResult:
-    """Move every patch; finish, or stop in the tree at the first conflict for the user."""
+    """Move the patches to the new upstream.
+
+    If a patch needs the user, stop and leave its conflict in the tree. Otherwise finish the rebase.
+    """
     project, upstream = context.project, context.lock.upstream(state.tag)
     stage = transaction.Stage(project, "rebase")
     for tag in (context.lock.current, state.tag):
@@ -272,7 +289,7 @@ def _advance(context: SeriesContext, git: Git, state: RebaseState) -> RebaseResu
 
 
 def _check_lint(project: Project, changes: tuple[Change, ...], scratch: Scratch) -> None:
-    """Raise LintError if the rebased series has a fault in a patch file that the series before did not have."""
+    """Raise LintError if the rebased series has a fault in a patch file that the old series did not have."""
     after = preview_project(project, changes, scratch.place())
     faults = [lint_project(each, known_tests(each.cpp)) for each in (project, after)]
     known = {(fault.file, fault.rule) for fault in faults[0]}
@@ -292,7 +309,7 @@ def _finished(project: Project, written: transaction.CommittedRebase) -> RebaseR
 
 
 def run_rebase(env: Env, options: Options) -> Result:
-    """Rehearse, begin, continue or abort a rebase."""
+    """Run the kind of rebase that the options choose: a trial, a new rebase, or --continue, --abort and the like."""
     project, console = env.project, env.console
     _check(options)
     toolchain.require_git()
@@ -315,44 +332,51 @@ def command(
     mirror: Mirror = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Change nothing, not even the tree.")] = False,
     keep_going: Annotated[
-        bool, Option("--keep-going", help="With --dry-run: try every patch, also behind a conflict.")
+        bool, Option("--keep-going", help="With --dry-run: continue after a conflict and try every patch.")
     ] = False,
     all: Annotated[
         bool,
-        Option("--all", help="With --dry-run: rehearse every upstream of the lock; missing upstreams are fetched."),
+        Option("--all", help="With --dry-run: try every tag of upstream.lock. Missing tags are fetched."),
     ] = False,
     markdown: Annotated[
-        Path | None, Option("--markdown", metavar="FILE", help="With --all: write the table there as well.")
+        Path | None, Option("--markdown", metavar="FILE", help="With --all: also write the table to this file.")
     ] = None,
-    go_on: Annotated[bool, Option("--continue", help="Accept the tree as the resolution and continue.")] = False,
+    go_on: Annotated[
+        bool, Option("--continue", help="Accept the files of the tree as the resolution, and continue.")
+    ] = False,
     abort: Annotated[bool, Option("--abort", help="Cancel the rebase; restore the tree and the project.")] = False,
     skip: Annotated[
-        list[str] | None, Option("--skip", metavar="ID", help="Leave a patch out from this upstream on (sets `until`).")
+        list[str] | None,
+        Option("--skip", metavar="ID", help="Leave this patch out from the new tag on. This sets its `until`."),
     ] = None,
-    drop: Annotated[list[str] | None, Option("--drop", metavar="ID", help="Remove a patch from the series.")] = None,
+    drop: Annotated[list[str] | None, Option("--drop", metavar="ID", help="Remove this patch from the series.")] = None,
     accept: Annotated[
         list[str] | None,
         Option(
-            "--accept-shrink", metavar="ID", help="A patch may have fewer changes than before, on older upstreams, too."
+            "--accept-shrink",
+            metavar="ID",
+            help="Accept that this patch has fewer changes than before, also on older tags.",
         ),
     ] = None,
 ) -> Result:
     """Move the series to another upstream: patches/, upstream.lock and the patched tree.
 
-    Builds the series on the locked upstream, merges each patch into the new upstream, and checks the place of each
+    Applies the patches to the locked upstream, merges each of them into the new upstream, and checks the place of each
     hunk. At a conflict, the rebase stops with exit code 3. The patched tree then contains the conflict markers, and the
     output names the patch, its hunks, and the later patches that apply. Resolve the conflict and run --continue, or
-    choose --skip, --drop or --abort. The rebase also stops at a patch that would lose changes, until --accept-shrink.
+    choose --skip, --drop or --abort. The rebase also stops at a patch that would lose changes; --accept-shrink accepts
+    the loss.
 
-    The lock and patches/ change only when each patch has its place. After an interruption, --continue or --abort
-    completes or cancels the rebase. All groups of the series move together, because they share one lock. A tree with
-    some of the groups contains the same groups at the end.
+    upstream.lock and patches/ change only at the end, after every patch was merged. If kvtool is killed, --continue
+    completes the rebase and --abort cancels it. All groups of the series move together, because they share one
+    upstream.lock. A tree that has only some groups has the same groups after the rebase.
 
         kvtool rebase b11063
         kvtool rebase b12000 --mirror ~/src/llama.cpp --dry-run --keep-going
         kvtool rebase --dry-run --keep-going --all --markdown span.md
 
-    Exit codes: 3 a patch needs you, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
+    Exit codes: 3 a patch has a conflict or would lose changes, 4 the tree contains work that would be lost, 5 and 9 as
+    in kvtool fetch.
     """
     options = Options(
         tag=tag,

@@ -1,4 +1,4 @@
-"""What `kvtool rebase` answers: one rebase, or the table over every upstream of the lock."""
+"""Hold the results of `kvtool rebase`: of one rebase, or of a trial on every tag of upstream.lock."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +18,19 @@ from kvtool.result import FileChange, PatchOutcome, Result
 class RebaseResult(Result, command="rebase"):
     """Report a rebase.
 
-    outcome: rebased | rehearsed | stopped | aborted | unchanged
-    previous: the locked tag before
-    head: the series' last commit on the new upstream, "" if there is none yet
-    stopped_at: id of the patch that the user must resolve
-    range_diff: a report of the changes of each patch
+    outcome: "rebased", "rehearsed" (a dry run), "stopped" (a patch needs the user), "aborted" or "unchanged"
+    previous: the tag that was locked before
+    head: the id of the series' last commit on the new upstream, "" if there is none yet
+    stopped_at: the id of the patch that the user must resolve, "" if there is none
+    range_diff: the path of a report with the changes of each patch
     files: the files written in the project
-    patches: a report each, in order
-    seconds: duration of the moves
-    filled_in: files whose conflict was resolved like before (git rerere)
-    mirror: the source of upstream, "" if none was named
-    older: why an unlisted upstream counts as older, and which patches are left out for that reason
-    astray: folders of cpp/ that upstream removed
-    kept: the ref of the edits and conflict markers that --abort, --skip or --drop found in the tree, "" for none
+    patches: one report for each patch, in the order of the series
+    seconds: the time in which the patches were merged
+    filled_in: the files whose conflict git rerere resolved in the same way as before
+    mirror: the repository that upstream was fetched from, "" if the user named none
+    older: the reason why an upstream that is not in the lock counts as older, and the patches left out because of it
+    astray: notes about folders that cpp/ adds files to and that upstream removed
+    kept: the git ref with the edits and conflict markers that --abort, --skip or --drop removed from the tree, or ""
     """
 
     tag: str
@@ -68,7 +68,7 @@ class RebaseResult(Result, command="rebase"):
     def _next_after_conflict(self) -> str:
         if self.outcome == "rehearsed":
             return f"{self._again} stops there with the conflict in the files"
-        before = f"resolved as before, look at it: {', '.join(self.filled_in)}\n" if self.filled_in else ""
+        before = f"git resolved these as before, check them: {', '.join(self.filled_in)}\n" if self.filled_in else ""
         status = quote(["git", "-C", self.tree, "status"])
         return before + (
             f"1. {status} lists the files: resolve each conflict, and move lines that are in the wrong place\n"
@@ -105,13 +105,12 @@ class RebaseResult(Result, command="rebase"):
         if self.kept:
             console.line(f"the tree's edits are kept: {quote(['git', '-C', self.tree, 'show', self.kept])}")
         if self.outcome == "aborted":
-            console.line(f"the rebase onto {self.tag} is given up; tree and project are as before")
+            console.line(f"the rebase onto {self.tag} is cancelled; the tree and the project are as before")
         elif self.outcome == "unchanged":
             console.line(f"the series is on {console.upstream} {self.tag} already")
         elif self.outcome == "rehearsed" and not self.stopped_at:
             console.line(
-                f"every patch has its place on {console.upstream} {self.tag} ({self.seconds:.1f} s); "
-                "nothing was changed"
+                f"every patch applies to {console.upstream} {self.tag} ({self.seconds:.1f} s); nothing was changed"
             )
         elif self.outcome == "rebased":
             for file in self.files if console.verbose else ():
@@ -125,12 +124,16 @@ class RebaseResult(Result, command="rebase"):
             console.line(console.again(f"next: {build}commit patches/"))
 
 
-# --- the span ----------------------------------------------------------------------------------------------------
+# --- the trial on every tag --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SpanRow:
-    """One upstream. outcome: complete | conflict | unreachable | failed; error: why, for the last two."""
+    """Hold the outcome of a trial on one upstream tag.
+
+    outcome: "complete", "conflict", "unreachable" (the tag could not be fetched) or "failed"
+    error: the reason, if the outcome is "unreachable" or "failed"
+    """
 
     tag: str
     date: str
@@ -142,7 +145,12 @@ class SpanRow:
 
 @dataclass(frozen=True)
 class SpanResult(Result, command="rebase"):
-    """current: the tag that the series is locked to; ids: the patches, in order; rows: oldest upstream first."""
+    """Hold the trials on all tags of upstream.lock.
+
+    current: the tag that the series is locked to
+    ids: the ids of the patches, in the order of the series
+    rows: the trials, the oldest upstream first
+    """
 
     current: str
     ids: tuple[str, ...]
@@ -160,16 +168,19 @@ class SpanResult(Result, command="rebase"):
             )
         if missing:
             return NetworkError(
-                f"{len(missing)} of {len(self.rows)} upstreams could not be had",
+                f"{len(missing)} of {len(self.rows)} upstreams could not be fetched",
                 why=", ".join(missing),
                 next_step="kvtool fetch TAG explains the reason",
             )
         return None
 
     def render(self, console: Console) -> None:
-        """Print a row per upstream, then the conflicts. --markdown and --json have the hunks of each patch."""
-        title = f"the series of {self.current} ({len(self.ids)} patches) moved onto each upstream"
-        columns = ("upstream", "date", "outcome", ">applied", ">left out", ">in the way", ">hunks", ">s")
+        """Print one row for each upstream tag, then the conflicts.
+
+        --markdown and --json also have the number of hunks of each patch.
+        """
+        title = f"the series of {self.current} ({len(self.ids)} patches) applied to each upstream tag"
+        columns = ("upstream", "date", "outcome", ">applied", ">left out", ">failed", ">hunks", ">s")
         console.table(columns, [_counts(row) for row in self.rows], title=title)
         for row in self.rows:
             for report in row.patches:
@@ -185,8 +196,8 @@ class SpanResult(Result, command="rebase"):
         return [_cell(by_id[name]) if name in by_id else "" for name in self.ids]
 
     def write_markdown(self, path: Path) -> None:
-        """Write the table for a README. Raises DiskError if the file cannot be written."""
-        title = f"The series of {self.current}, moved onto each upstream; a number is how many hunks were applied."
+        """Write the table as Markdown. Raise DiskError if the file cannot be written."""
+        title = f"The series of {self.current}, applied to each upstream tag. A number is the number of applied hunks."
         rows = [[row.tag, row.date, *self._cells(row), f"{row.seconds:.1f}"] for row in self.rows]
         with writing(str(path)):
             table = markdown.table(("upstream", "date", *self.ids, ">seconds"), rows)
@@ -194,7 +205,10 @@ class SpanResult(Result, command="rebase"):
 
 
 def _counts(row: SpanRow) -> tuple[str, ...]:
-    """Return the numbers of one upstream: patches applied, left out by from/until, failed or lossy; applied hunks."""
+    """Return the numbers of one upstream tag.
+
+    These are the patches that apply, those that from/until leave out, those that fail or lose changes, and the hunks.
+    """
     applied = [p for p in row.patches if p.outcome == PatchOutcome.APPLIED and not p.lost]
     left_out = sum(p.outcome == PatchOutcome.SKIPPED for p in row.patches)
     other = len(row.patches) - len(applied) - left_out

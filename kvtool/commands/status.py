@@ -20,18 +20,19 @@ from kvtool.worktree.status import PatchReason, dirty_tree_error, explain_patche
 class StatusResult(Result, command="status"):
     """Report the state of the patched tree.
 
-    state: clean | stale | commits | dirty | in-progress | interrupted | not-applied
-    tag: the applied upstream ("" for none)
-    locked: the lock's current tag
-    why, next: the obstacle and its remedy
-    upstream_lines: changed lines in upstream's own files
-    groups: these lines by group of patches, "" for patches without a group
-    goal_lines: upper limit of series.toml for each group, 0 for none
-    new_files: files of cpp/ that belong into the tree
-    unlisted: patch files that series.toml does not name
-    patches: their state after apply
-    reasons: why each patch has its state (both are empty during a stopped rebase)
-    only: the groups of the tree, empty for all
+    state: "clean", "stale", "commits", "dirty", "in-progress", "interrupted" or "not-applied"; --help explains them
+    tag: the upstream tag under the patches in the tree, "" if there is no tree
+    locked: the current tag of upstream.lock
+    why: the reason why the tree is not clean
+    next: what the user can do about it
+    upstream_lines: the number of lines that the patches change in upstream's own files
+    groups: this number for each group of patches; the name "" stands for patches without a group
+    goal_lines: the limit of series.toml for the lines of each group, 0 if there is none
+    new_files: the number of files of cpp/ that belong into the tree
+    unlisted: the patch files that series.toml does not name
+    patches: the report of each patch from the last apply
+    reasons: the reason for the state of each patch; patches and reasons are empty while a rebase is stopped
+    only: the groups of the series that the tree contains; empty if it contains the whole series
     """
 
     state: str
@@ -87,11 +88,18 @@ def _groups(listed: Sequence[Patch], reports: Sequence[PatchReport]) -> tuple[tu
 def command(ctx: Context) -> StatusResult:
     """Show whether the patched tree is clean, and the state of each patch.
 
-    clean: equal to the series. stale: patches/, cpp/ or the lock changed since kvtool apply. dirty: uncommitted
-    changes. commits: commits that are not part of the series yet. in-progress: a rebase waits for you. not-applied:
-    there is no tree yet. interrupted: kvtool was killed there; run the same command again. Below the table, status
-    explains every patch that is not simply applied. Exit code 0 in each case; scripts read `state` and `reasons` in
-    --json.
+    The tree is in one of these states:
+
+        clean        it is equal to the series
+        stale        patches/, cpp/ or upstream.lock changed after kvtool apply
+        dirty        it has uncommitted changes
+        commits      it has commits that are not part of the series yet
+        in-progress  a rebase stopped at a patch and waits for you
+        interrupted  kvtool was killed; run the same command again
+        not-applied  there is no tree yet
+
+    Below the table, status explains every patch that was not applied as usual. The exit code is 0 in each state. A
+    script can read `state` and `reasons` in the output of --json.
 
         kvtool status --json
     """
@@ -101,7 +109,7 @@ def command(ctx: Context) -> StatusResult:
     unlisted = {path.name for path in project.patches.glob("*.patch")} - {patch.file for patch in listed}
     state = tree_state(project)
     error = None if state.name == "clean" else dirty_tree_error(state)
-    # during a stopped rebase, the tree does not hold the applied patches
+    # while a rebase is stopped, the tree does not contain the applied patches
     applied = None if state.rebasing or state.interrupted == "rebase" else state.applied
     patches, only = (applied.patches, applied.groups) if applied else ((), ())
     return StatusResult(

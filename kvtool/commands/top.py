@@ -18,12 +18,12 @@ from kvtool.top.view import View
 if TYPE_CHECKING:
     from kvtool.top.server import Server
 
-SHORTEST, LONGEST = 0.1, 3600.0  # seconds between two looks
+SHORTEST, LONGEST = 0.1, 3600.0  # seconds between two readings
 
 
 @dataclass(frozen=True)
 class TopResult(Result, command="top"):
-    """Hold the last numbers of the server."""
+    """Report the last reading of the server."""
 
     url: str
     server: Reading
@@ -33,7 +33,10 @@ class TopResult(Result, command="top"):
 
 
 def _look(server: "Server", view: View, awaited: type[NetworkError]) -> View:
-    """Return the view after another reading. awaited: the errors that do not end the display."""
+    """Read the server again and return the new view.
+
+    awaited: the errors after which the display continues; other errors end it
+    """
     try:
         return view.with_reading(server.read(), time.monotonic())
     except awaited as err:
@@ -43,7 +46,8 @@ def _look(server: "Server", view: View, awaited: type[NetworkError]) -> View:
 def _watch(server: "Server", console: Console, interval: float) -> Reading:
     from kvtool.top.server import LoadingError
 
-    view = _look(server, View(server.url), LoadingError)  # nothing is there to wait for where nothing listens
+    # at the start, wait only for a server that is loading its model, not for one that does not answer
+    view = _look(server, View(server.url), LoadingError)
     with contextlib.suppress(KeyboardInterrupt), console.screen(lambda width, height: draw(view, width, height)):
         while True:
             time.sleep(interval)
@@ -58,7 +62,8 @@ def command(
     ctx: Context,
     url: Annotated[str, Argument(metavar="URL", help="Address of the server.")] = DEFAULT_URL,
     once: Annotated[
-        bool, Option("--once", help="Print the numbers once and exit, like --json or without a terminal.")
+        bool,
+        Option("--once", help="Print the numbers once and exit. This is also done with --json or without a terminal."),
     ] = False,
     interval: Annotated[float, Option("--interval", "-i", metavar="SECONDS", help="Time between two readings.")] = 1.0,
     api_key: Annotated[
@@ -68,20 +73,23 @@ def command(
 ) -> TopResult:
     """Watch a llama-server that runs with --kv-dynamic.
 
-    Shows used, committed and reserved memory of its caches; the cells and the state of each slot; tokens per second;
-    growth and freed memory as events; and all other numbers of the caches that the server reports. Ctrl-C ends it.
+    Shows the memory of the server's caches: how much is used, how much is allocated, and how much address space is
+    reserved. Shows the cells and the state of each slot, the tokens per second, and a line whenever a cache grows or
+    frees memory. Other numbers of the caches that the server reports follow. Ctrl-C ends the display.
 
         kvtool top                            # a server on this machine, port 8080
-        kvtool top http://gpu.lan:9090 -i 5   # another one, every five seconds
+        kvtool top http://gpu.lan:9090 -i 5   # another server, every five seconds
         kvtool top --once --json              # one document for a script
 
-    It reads /props and /slots, so the server needs no --metrics. It does not wake a sleeping server. A server that is
-    awake stays awake, because each reading counts as use for --sleep-idle-seconds. Tokens per second include only
-    requests that are running during a reading; use a short --interval for short requests.
+    kvtool top reads /props and /slots, so the server does not need --metrics. A sleeping server is not woken. A server
+    that is awake does not fall asleep, because each reading counts as use for --sleep-idle-seconds. The tokens per
+    second include only requests that are running during a reading. For short requests, use a short --interval.
 
-    Exit codes: 2 missing or wrong API key; 8 the server does not report these numbers (unpatched, started without
-    --kv-dynamic, or another program); 9 no answer, or the model is still loading; 0 on success, also for a sleeping
-    server. If a server stops answering, kvtool top waits for it.
+    If a server stops answering while it is watched, kvtool top waits for it.
+
+    Exit codes: 0 success, also for a sleeping server, 2 the API key is missing or wrong, 8 the server does not report
+    these numbers (it is unpatched, was started without --kv-dynamic, or is another program), 9 there is no answer, or
+    the model is still loading.
     """
     env = env_of(ctx)
     from kvtool.top.server import Server

@@ -41,10 +41,11 @@ from kvtool.verify.journal import Journal
 from kvtool.verify.report import Verified, as_junit, class_rows
 from kvtool.worktree.status import carried_files, read_applied
 
-_SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
-_RPC = "The CPU's build, with the cache in a ggml-rpc-server on loopback."
+# prefixes of the environment variables that change how the tested programs run
+_SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")
+_RPC = "Use the build for the CPU, with the cache in a ggml-rpc-server on this machine."
 _TEXTS = named.PROGRAMS.keys() - {"kv-check", "retype"}
-_COMPARISONS = (*named.PROGRAMS, "memory")  # what runs unless something is chosen
+_COMPARISONS = (*named.PROGRAMS, "memory")  # the checks that run unless the user chooses some
 
 
 @dataclass(frozen=True)
@@ -59,25 +60,28 @@ class Options:
     backend: str = "cpu"
     preset: str = "release"
     bin_dir: Path | None = None
-    own: tuple[str, ...] = ()  # models of the user: files, or names of kvtool fetch --model
-    settings: verify_model.Settings = field(default_factory=verify_model.Settings)  # of these models
+    own: tuple[str, ...] = ()  # models of the user: paths of files, or names of kvtool fetch --model
+    settings: verify_model.Settings = field(default_factory=verify_model.Settings)  # settings for these models
 
     @property
     def mode(self) -> str:
-        """Return the name of the chosen checks."""
+        """Return the name of the chosen set of checks, for the report."""
         how = "quick" if self.quick else "matrix" if self.matrix else "full"
         return f"{how}, patch {self.patch}" if self.patch else how
 
 
 def _check(options: Options) -> None:
-    """Reject bad option combinations before hours of work."""
+    """Reject bad combinations of options before the checks, which can run for hours."""
     reject(
         "verify",
         (options.quick and options.matrix, "--quick and --matrix are opposites"),
         (options.patch and options.matrix, "--patch and --matrix are two choices"),
         (options.patch and options.models, "--patch and --models are two choices"),
-        (options.markdown and not options.matrix, "--markdown writes the table of --matrix"),
-        (options.own and (options.matrix or options.models or options.patch), "--model is about models of yours"),
+        (options.markdown and not options.matrix, "--markdown writes the table of --matrix, so it needs --matrix"),
+        (
+            options.own and (options.matrix or options.models or options.patch),
+            "--model checks only models of yours; --matrix, --models and --patch check kvtool's own",
+        ),
         (options.settings.is_given and not options.own, "-c, -ngl, --draft and --mmproj are for --model FILE"),
         (options.jobs < 0, f"--jobs {options.jobs} makes no sense: 0 is one per core"),
     )
@@ -100,7 +104,11 @@ def kinds_of(project: Project, options: Options) -> frozenset[str]:
 
 @contextlib.contextmanager
 def programs(env: Env, options: Options, kinds: frozenset[str]) -> Iterator[Path]:
-    """Yield the folder of the programs: built and locked against other builds, or --bin's unchanged."""
+    """Yield the folder of the programs.
+
+    Programs that kvtool builds are locked, so that no other build replaces them meanwhile. With --bin, the named folder
+    is used as it is.
+    """
     if options.bin_dir is not None:
         yield options.bin_dir.absolute()
         return
@@ -118,7 +126,10 @@ def programs(env: Env, options: Options, kinds: frozenset[str]) -> Iterator[Path
 
 @dataclass(frozen=True)
 class Verification:
-    """Run verify once. told: actions after the findings are written."""
+    """Run verify once.
+
+    told: actions that run after the findings are written
+    """
 
     project: Project
     console: Console
@@ -130,14 +141,17 @@ class Verification:
     told: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def run(self, tag: str) -> list[Finding]:
-        """Everything that was asked for, one kind after the other. tag: the upstream's."""
+        """Run all chosen checks, one kind after the other.
+
+        tag: the upstream tag
+        """
         found = self._units()
         if self.kinds & named.PROGRAMS.keys():
             toys = self._toys()
             if "kv-check" in self.kinds:
                 found += self._matrix(toys, tag) if self.options.matrix else self._kv_checks(toys, tag)
             if "retype" in self.kinds:
-                # the reference is the CPU's, because a device may round differently
+                # compare with cells of the CPU, because a device may round differently
                 retypes = plan.retypes(toys, quick=self.options.quick)
                 found += self._all(retypes, (devices.IN_MEMORY,) * len(self.on.lanes))
             if self.kinds & _TEXTS:
@@ -149,7 +163,10 @@ class Verification:
         return process.require_program(self.bin_dir, name, VerifyError, "kvtool build, without --target")
 
     def _units(self) -> list[Finding]:
-        """Run the C++ unit tests and the check of the presets, which only a patch can name."""
+        """Run the chosen C++ unit tests and the check of llama-server's presets.
+
+        The presets are checked only if a patch names this check in series.toml.
+        """
         units = [
             Check(f"unit/{name}", "unit", self.program(name), "unit tests", timeout=named.UNIT_SECONDS)
             for name in named.unit_tests(self.project.cpp)
@@ -188,7 +205,7 @@ class Verification:
             return runner.kv_checks(planned, self.program("kv-check"), lanes, bar.update, on_finding)
 
     def _drafts(self, toys: Sequence[Path]) -> list[Check]:
-        """Return the checks of upstream's drafts: a draft that shares the cells of its target, and an MTP layer."""
+        """Return the checks of draft models: one that shares the cells of its target, and one that is an MTP layer."""
         planned: list[Check] = []
         if (self.project.tree / "src" / "models" / "gemma4-assistant.cpp").is_file():
             target, draft = drafts.draft_pair(self.work)
@@ -198,14 +215,14 @@ class Verification:
         return planned
 
     def _matrix(self, toys: Sequence[Path], tag: str) -> list[Finding]:
-        """Run --matrix in host memory and on the device; reuse the findings of an interrupted run."""
+        """Run --matrix in host memory and on the device. Skip the checks that an interrupted run has finished."""
         label, lanes = self.on.label, self.on.lanes
         planned = [(matrix.in_memory(toys), (devices.IN_MEMORY,) * len(lanes))]
         planned += [(matrix.on_device(toys, label), lanes)] if label else []
         wanted = [check for some, _ in planned for check in some]
         journal = self._journal(toys, wanted)
         if known := journal.known:
-            said = f"{len(known)} of {len(wanted)} runs are known from a run of these programs that did not end"
+            said = f"{len(known)} of {len(wanted)} checks were done by an earlier run that was interrupted"
             self.console.step(said)
         for some, free in planned:
             found = self._all([check for check in some if check.id not in known], free, journal.add)
@@ -221,7 +238,10 @@ class Verification:
         return Journal(self.work, models.fingerprint(models.programs(self.program("kv-check")), *of))
 
     def _speakers(self, toys: Sequence[Path]) -> dict[str, Path]:
-        """Models that read and write text: of every memory class, or two for --quick."""
+        """Make models that read and write text.
+
+        There is one for each memory class (the kind of llama.cpp's cache), or two in all with --quick.
+        """
         wanted = checks.named_toys(toys, checks.CLASS_TOYS[:2] if self.options.quick else checks.CLASS_TOYS)
         vocabulary = self.project.tree / "models" / models.VOCABULARY
         if wanted and not vocabulary.is_file():
@@ -255,7 +275,7 @@ class Verification:
 
 
 class _Prepared(NamedTuple):
-    """Everything that a run needs."""
+    """Hold everything that a run needs."""
 
     tag: str  # of the upstream
     work: Path  # for models and logs
@@ -265,13 +285,13 @@ class _Prepared(NamedTuple):
 
 @contextlib.contextmanager
 def _prepared(env: Env, options: Options, kinds: frozenset[str], folder: str) -> Iterator[_Prepared]:
-    """Build the programs, and hold the folder of the models and logs."""
+    """Build the programs, and lock the folder of the models and logs."""
     project = env.project
     applied = read_applied(project.tree)
     tag = applied.tag if applied else load_lock(project.lock).current
     work = models.workplace(project, folder, applied=applied is not None)
     with (
-        # lock this first, so that a second verify reports a running verify and not a running build
+        # lock this folder first: a second verify then reports a running verify instead of a running build
         try_lock_dir(work, VerifyError, "verify is running"),
         programs(env, options, kinds) as bin_dir,
         devices.device(options.backend, bin_dir, work, options.jobs or cores()) as on,
@@ -280,10 +300,10 @@ def _prepared(env: Env, options: Options, kinds: frozenset[str], folder: str) ->
 
 
 def verify_models(env: Env, options: Options) -> verify_model.ModelsVerified:
-    """Compare both caches on the models that the user named."""
+    """Compare a static and a dynamic cache on the models that the user named."""
     env.project.require_llama_cpp("verify")
     _check(options)
-    # read the models before a build that needs minutes
+    # read the models before the build, so that an unusable file is reported at once
     wanted = verify_model.subjects(env, options.own, options.settings, quick=options.quick)
     with _prepared(env, options, verify_model.KINDS, "verify-model") as ready:
         found = verify_model.compare(env, wanted, ready.bin_dir, ready.work, ready.on, ready.tag)
@@ -316,7 +336,7 @@ def verify_programs(env: Env, options: Options) -> Verified:
             if options.markdown is not None:
                 table = matrix.table(everything)
                 options.markdown.write_text(f"{table}\n{matrix.pairs(everything)}", "utf-8")
-    except DiskError as err:  # report the findings anyway
+    except DiskError as err:  # report the findings even if the report cannot be written
         return replace(result, error=err)
     under_way.told.close()
     return result
@@ -324,30 +344,45 @@ def verify_programs(env: Env, options: Options) -> Verified:
 
 def command(
     ctx: Context,
-    quick: Annotated[bool, Option("--quick", help="Check one or two models per memory class, in minutes.")] = False,
-    matrix: Annotated[
-        bool, Option("--matrix", help="Only kv-check, on every kind of cache: types, sequences, in place and by copy.")
+    quick: Annotated[
+        bool,
+        Option("--quick", help="Check only one or two models for each kind of llama.cpp's cache. This takes minutes."),
     ] = False,
-    markdown: Annotated[Path | None, Option("--markdown", metavar="FILE", help="Also write --matrix's table.")] = None,
+    matrix: Annotated[
+        bool,
+        Option("--matrix", help="Run only kv-check, with all cell types, numbers of sequences and kinds of growth."),
+    ] = False,
+    markdown: Annotated[
+        Path | None, Option("--markdown", metavar="FILE", help="With --matrix: also write its table.")
+    ] = None,
     models: Annotated[
-        str, Option("--models", metavar="GLOB,...", help="Only kv-check, only on these toys, such as 'qwen*'.")
+        str,
+        Option(
+            "--models",
+            metavar="GLOB,...",
+            help="Run only kv-check, and only on the test models with these names, such as 'qwen*'.",
+        ),
     ] = "",
     patch: Annotated[
-        str, Option("--patch", metavar="ID", help="Only the tests that series.toml names for this patch.")
+        str, Option("--patch", metavar="ID", help="Run only the tests that series.toml names for this patch.")
     ] = "",
     model: Annotated[
         list[str] | None,
-        Option("--model", metavar="FILE", help="Compare both caches on this model: a GGUF file, smollm2 or gemma3."),
+        Option("--model", metavar="FILE", help="Check this model instead: a GGUF file, smollm2 or gemma3."),
     ] = None,
     context: Annotated[
-        int, Option("--ctx-size", "-c", metavar="N", help="With --model: the size of the context [up to 8192].")
+        int,
+        Option("--ctx-size", "-c", metavar="N", help="With --model: the size of the context in tokens [up to 8192]."),
     ] = 0,
     gpu_layers: Annotated[
-        int | None, Option("--n-gpu-layers", "-ngl", metavar="N", help="With --model: layers on the GPU [all].")
+        int | None,
+        Option("--n-gpu-layers", "-ngl", metavar="N", help="With --model: number of layers on the GPU [all]."),
     ] = None,
-    draft: Annotated[str, Option("--draft", metavar="FILE", help="With --model: a draft model for llama-server.")] = "",
+    draft: Annotated[
+        str, Option("--draft", metavar="FILE", help="With --model: also check this draft model in llama-server.")
+    ] = "",
     mmproj: Annotated[
-        str, Option("--mmproj", metavar="FILE", help="With --model: an image projector for llama-server.")
+        str, Option("--mmproj", metavar="FILE", help="With --model: also check this image projector in llama-server.")
     ] = "",
     jobs: Jobs = 0,
     junit: Annotated[Path | None, Option("--junit", metavar="FILE", help="Also write a JUnit report.")] = None,
@@ -359,27 +394,29 @@ def command(
     preset: Preset = "release",
     bin_dir: BinDir = None,
 ) -> Verified | verify_model.ModelsVerified:
-    """Prove that the dynamic cache is equal to the static one.
+    """Prove that the dynamic cache gives the same results as the static cache.
 
-    Builds the programs, then compares: kv-check (every logit of every decode, bit for bit) on upstream's toy models,
-    which are tiny and have random weights, with flash attention on and off; changes of the cells' types; drafts;
-    llama-completion, llama-bench and llama-server with and without --kv-dynamic; loading and unloading of a projector
-    and a draft; the resident memory of a context with Qwen3.5-27B's cache.
+    Builds the programs. Then kv-check compares every logit of every decode, bit for bit, with flash attention on and
+    off. It uses llama.cpp's own test models, which are tiny and have random weights. Other checks cover changes of the
+    cells' types, draft models, the loading and unloading of a projector and a draft model, and the resident memory of
+    a context as large as Qwen3.5-27B's. The texts of llama-completion, llama-bench and llama-server are compared
+    with and without --kv-dynamic.
 
-    The cache is in host memory; with --metal, --cuda or --vulkan in that GPU's memory; with --rpc in a
-    ggml-rpc-server on loopback. --matrix needs one or two hours. After an interruption, the same command continues.
+    The cache is in host memory. With --metal, --cuda or --vulkan it is in the memory of that GPU, and with --rpc in a
+    ggml-rpc-server on this machine. --matrix needs one or two hours. After an interruption, the same command continues.
 
-    --model compares both caches on a model of yours instead: logits of real text, chats through llama-server, saved
-    states, changes of type, memory and speed.
+    With --model, a model of yours is checked instead: the logits of real text, chats with llama-server, saved states,
+    changes of the cells' types, memory and speed.
 
-        kvtool verify --quick             # an answer in minutes
+        kvtool verify --quick             # the main checks, in minutes
         kvtool verify --models 'gemma*'   # kv-check on some models only
-        kvtool verify --patch state       # the tests that series.toml names for it
+        kvtool verify --patch state       # the tests that series.toml names for the patch `state`
         kvtool verify --metal             # the same with the cache on a Mac's GPU
         kvtool verify --matrix --rpc --markdown table.md
         kvtool verify --model ~/models/qwen.gguf -c 32768
 
-    Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
+    Exit codes: 4 the tree does not match patches/ and cpp/, 7 the build failed, 8 a result differs, a program crashes
+    or a cache does not grow.
     """
     options = Options(
         quick=quick,

@@ -1,4 +1,4 @@
-"""`kvtool verify --model`: compare a static and a dynamic cache on the user's own models."""
+"""Implement `kvtool verify --model`: compare a static and a dynamic cache on the user's own models."""
 
 import time
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from kvtool.verify.devices import Device
 from kvtool.verify.own_model import Comparison, Report, Subject
 from kvtool.verify.talk import Pair
 
-KINDS = frozenset(("kv-check", "server"))  # whose programs are needed
-TARGETS = ("kv-bench",)  # a further program, which belongs to no kind of check
+KINDS = frozenset(("kv-check", "server"))  # kinds of checks whose programs are built
+TARGETS = ("kv-bench",)  # another program that is built
 _WORDS = {CheckOutcome.PASSED: "equal", CheckOutcome.SKIPPED: "not possible", CheckOutcome.FAILED: "DIFFERS"}
 
 
 @dataclass(frozen=True)
 class ModelsVerified(Result, command="verify"):
-    """The reports of all models."""
+    """Report the checks of all models of the user."""
 
     tag: str
     bin_dir: Path
     models: tuple[Report, ...]
-    seconds: float  # of the whole command, build included
+    seconds: float  # duration of the whole command, including the build
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -61,7 +61,7 @@ class ModelsVerified(Result, command="verify"):
 
 
 def _render(console: Console, report: Report) -> None:
-    """Print the report of one model. It fits on one screen."""
+    """Print the report of one model on one screen."""
     console.line(f"{report.file.name}: {report.arch}, memory class {report.memory_class}, -c {report.context}", "bold")
     rows = [
         (found.details.get("title", found.id), _word(found), found.reason, f"{found.seconds:.0f}")
@@ -94,21 +94,21 @@ def _number(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """What every model of one command is run with."""
+    """Hold the options that the programs get for every model."""
 
-    context: int = 0  # 0: up to 8192
-    gpu_layers: int | None = None
-    draft: str = ""
-    mmproj: str = ""
+    context: int = 0  # size of the context in tokens; 0: up to 8192
+    gpu_layers: int | None = None  # number of layers on the GPU; None: all
+    draft: str = ""  # path of the draft model, "" for none
+    mmproj: str = ""  # path of the image projector, "" for none
 
     @property
     def is_given(self) -> bool:
-        """Return whether the user chose anything."""
+        """Return whether the user gave any of these options."""
         return self != Settings()
 
 
 def model_path(env: Env, name: str) -> Path:
-    """Return the file of a model. A name of `kvtool fetch --model` is downloaded if it is no file."""
+    """Return the path of a model's file. If it is a name of `kvtool fetch --model`, download the model first."""
     file = Path(name).expanduser()
     if file.exists() or name not in models.names():
         return file
@@ -118,7 +118,7 @@ def model_path(env: Env, name: str) -> Path:
 
 
 def subjects(env: Env, named: Sequence[str], settings: Settings, *, quick: bool) -> list[Subject]:
-    """Return the models to verify."""
+    """Return the models to check. `named` has files, or names of `kvtool fetch --model`."""
     more = {"draft": settings.draft, "projector": settings.mmproj}
     others = {kind: model_path(env, name) for kind, name in more.items() if name}
     return [
@@ -128,7 +128,7 @@ def subjects(env: Env, named: Sequence[str], settings: Settings, *, quick: bool)
 
 
 def compare(env: Env, wanted: Sequence[Subject], bin_dir: Path, work: Path, on: Device, tag: str) -> ModelsVerified:
-    """Compare both sides on each model, after a look at the memory of the machine."""
+    """Compare a static and a dynamic cache on each model. First print how much memory that needs."""
     started = time.monotonic()
     text = own_model.write_text(work / "text.txt")
     in_host_memory = on.label in ("", "metal", "rpc")

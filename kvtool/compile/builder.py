@@ -1,4 +1,7 @@
-"""Run a build plan: configure when needed, then ninja with a live progress bar. Errors show the failing command."""
+"""Run the plan of a build: configure if that is needed, then run ninja with a progress bar.
+
+An error shows the command that failed.
+"""
 
 import difflib
 import re
@@ -19,12 +22,13 @@ _STAMP = "kvtool-configure.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Hold the result of a build.
+    """Report a build.
 
-    steps: ninja's steps that ran
-    compiled: how many of them were compilations
-    cache_hits, cache_misses: the compilations that ccache found or passed on (0 without ccache)
-    no_page: why llama-server has no web page although npm was used to build it ("" if that is not the case)
+    steps: the number of ninja's steps that ran
+    compiled: the number of steps that compiled a file
+    cache_hits: the number of compilations whose result ccache had; 0 without ccache
+    cache_misses: the number of compilations whose result ccache did not have
+    no_page: if the web page of llama-server could not be built, the reason; "" otherwise
     """
 
     targets: tuple[str, ...]
@@ -37,9 +41,9 @@ class Outcome:
 
 
 def build_tree(planned: Plan, console: Console) -> Outcome:
-    """Configure when something changed, then build. BuildError with the failing command's own output.
+    """Configure if something changed, then build. Raise BuildError with the output of the command that failed.
 
-    The build directory is locked: two builds in it at once would spoil each other.
+    The build directory is locked, because two builds at the same time would damage each other's files.
     """
     planned.build_dir.mkdir(parents=True, exist_ok=True)
     with try_lock_dir(planned.build_dir, BuildError, "is building or verifying"):
@@ -48,19 +52,20 @@ def build_tree(planned: Plan, console: Console) -> Outcome:
         stats = planned.build_dir / "ccache.stats"
         stats.unlink(missing_ok=True)
         done = _build(planned, targets, console)
-        told = stats.read_text("utf-8", "replace").split("\n") if stats.is_file() else []  # what CCACHE_STATSLOG names
+        # CCACHE_STATSLOG makes ccache write one word for each compilation into this file
+        told = stats.read_text("utf-8", "replace").split("\n") if stats.is_file() else []
     hits = sum(told.count(f"{how}_cache_hit") for how in ("direct", "preprocessed"))
     no_page = _no_page(planned, done, console) if planned.page else ""
     return Outcome(targets, configured, done.steps, done.compiled, hits, told.count("cache_miss"), no_page)
 
 
 def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
-    """Return why upstream's build has no web page; raise BuildError if the user asked for the page.
+    """Return the reason why upstream's build made no web page, "" if it made one.
 
-    Upstream's build continues if npm fails.
+    Upstream's build continues if npm fails. Raises BuildError if the user asked for the page.
     """
     if not any(note.startswith(("no assets available", "provisioning failed")) for note in done.page):
-        # 700 MB that nothing needs again before the page's sources change
+        # delete 700 MB that are needed again only when the sources of the page change
         shutil.rmtree(planned.build_dir / "tools" / "ui" / "ui-src", ignore_errors=True)
         return ""
     why = next((note for note in done.page if "failed" in note or "not found" in note), done.page[0])
@@ -76,16 +81,19 @@ def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
 
 
 def configured_page(build_dir: Path) -> bool | None:
-    """Return True if a build directory was last configured with the web page; None if it was not configured."""
+    """Return whether a build directory was last configured with the web page; None if it was not configured yet."""
     stamp = build_dir / _STAMP
     return PAGE_ON in stamp.read_text() if stamp.is_file() else None
 
 
 def _configure(planned: Plan, console: Console) -> bool:
-    """Configure from scratch when the plan changed or the last attempt failed; otherwise ninja decides."""
+    """Configure from scratch if the plan changed or the last attempt failed. Return whether that was done.
+
+    Otherwise ninja configures again by itself if a CMakeLists.txt changed.
+    """
     stamp, made = planned.build_dir / _STAMP, planned.build_dir / "build.ninja"
     if stamp.is_file() and stamp.read_text() == planned.key and made.is_file():
-        # regenerate if a CMakeLists.txt changed, so that the list of targets below is the true one
+        # let ninja configure again if a CMakeLists.txt changed, so that the list of targets below is right
         _capture_build((planned.tools.ninja, "-C", planned.build_dir, made.name), planned, "configure failed")
         return False
     stamp.unlink(missing_ok=True)
@@ -104,14 +112,14 @@ def _capture_build(argv: Sequence[str | Path], planned: Plan, what: str) -> proc
 
 
 def _cmake_reason(output: str) -> str:
-    """Return the first error that CMake names, or the last line that it printed."""
+    """Return the first error that CMake prints, or else its last line."""
     if found := re.search(r"^(CMake Error.*?):?(?:\n\s*(.*))?$", output, re.MULTILINE):
         return ": ".join(filter(None, found.groups()))
     return output.rpartition("\n")[2]
 
 
 def _existing_targets(planned: Plan) -> tuple[str, ...]:
-    """Return the targets to build: the default targets of this upstream, or the named ones.
+    """Return the targets to build: those that the user named or, without names, those default targets that exist.
 
     Raises UsageError for an unknown name.
     """
@@ -125,14 +133,14 @@ def _existing_targets(planned: Plan) -> tuple[str, ...]:
             why=f"did you mean {' or '.join(close)}?" if close else "",
             next_step="--target all builds everything",
         )
-    # a tree with none of them is not llama.cpp as we know it; everything is then the sensible default
+    # if none of the targets exists, this is not the llama.cpp that kvtool knows, so build everything
     return tuple(target for target in planned.targets if target in known) or ("all",)
 
 
 def _build(planned: Plan, targets: Sequence[str], console: Console) -> ninja.OutputParser:
-    """Run ninja through cmake with a live progress bar; return the parser of its output."""
+    """Run ninja through cmake with a progress bar. Return the parser of its output."""
     parser = ninja.OutputParser()
-    # Ninja looks at the terminal for colours and counters; both are fixed here so that the output can be parsed.
+    # This fixes the form of ninja's status lines, so that they can be parsed.
     env = {**planned.env, "NINJA_STATUS": ninja.STATUS_FORMAT}
     with console.progress(f"building {planned.backend}-{planned.preset}") as bar:
 
@@ -151,7 +159,7 @@ def _build(planned: Plan, targets: Sequence[str], console: Console) -> ninja.Out
 def _build_error(parser: ninja.OutputParser, argv: Sequence[str]) -> BuildError:
     names = ", ".join(map(ninja.short, parser.failed))
     text = "\n\n".join("\n".join(lines).strip() for lines in parser.failed.values() or [parser.tail])
-    # the first error that a compiler or linker names
+    # the first error that a compiler or a linker printed
     markers = ("error: ", "error C", "undefined reference", "undefined symbol")
     errors = (line.strip() for line in text.splitlines() if names and any(marker in line for marker in markers))
     by_hand = f"after a change, run kvtool build again; by hand: {process.quote(argv)}"

@@ -1,7 +1,7 @@
-"""Describe how to configure and build llama.cpp: backends, presets, flags, targets, the exact commands.
+"""Define how llama.cpp is configured and built: backends, presets, flags, targets and the exact commands.
 
-Pure: nothing here runs a program, so `kvtool build --dry-run` and the tests see the commands of any system.
-builder.py runs a plan.
+No program is run here. So `kvtool build --dry-run` and the tests can print the commands for any system. builder.py runs
+a plan.
 """
 
 import fnmatch
@@ -13,32 +13,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-# What kvtool sets for every backend. Nothing here lets configure or build use the network.
+# Values that kvtool sets for every backend. With them, configuring and building do not use the network.
 COMMON_FLAGS: Mapping[str, str] = {
-    "LLAMA_BUILD_TESTS": "ON",  # test-llama-archs, which writes the models that verify needs, and our own unit tests
-    "LLAMA_BUILD_UI": "OFF",  # the web page of llama-server; --ui turns it on, and npm then asks its registry
-    "LLAMA_USE_PREBUILT_UI": "OFF",  # the same page, downloaded while the server is built
-    "LLAMA_OPENSSL": "OFF",  # https, which -hf needs: on if Toolchain.https has flags
-    "GGML_RPC": "ON",  # other machines' devices, and ggml-rpc-server: upstream's releases have them
-    "GGML_RPC_RDMA": "OFF",  # as with OpenSSL: over a system library
-    "GGML_CCACHE": "OFF",  # the launchers below are the one way to ccache
+    # for test-llama-archs, which makes the models of kvtool verify, and for the unit tests of cpp/
+    "LLAMA_BUILD_TESTS": "ON",
+    "LLAMA_BUILD_UI": "OFF",  # the web page of llama-server; --ui turns it on, and then npm uses its registry
+    "LLAMA_USE_PREBUILT_UI": "OFF",  # the same page, which the build would download
+    "LLAMA_OPENSSL": "OFF",  # https, which the option -hf needs; on if Toolchain.https has flags
+    "GGML_RPC": "ON",  # devices of other machines, and ggml-rpc-server; upstream's releases have this, too
+    "GGML_RPC_RDMA": "OFF",  # off, because it would need a library of the system
+    "GGML_CCACHE": "OFF",  # off, because the compiler launchers below start ccache
 }
 
 PAGE_ON = "-DLLAMA_BUILD_UI=ON"
-# so that bin/ can be copied or moved as a whole: programs search for their libraries in their own folder
+# Programs search for their libraries in their own folder, so that bin/ can be copied or moved as a whole.
 _RPATH = {"Darwin": "@loader_path", "Linux": "$ORIGIN"}
 
 
 class Backend(NamedTuple):
-    """Hold a backend's additions to the common flags. system: the only system it builds on, or "" for any."""
+    """Hold the values that a backend adds to the common flags.
+
+    system: the only system that the backend can be built on, "" for any
+    """
 
     flags: Mapping[str, str]
     languages: tuple[str, ...] = ("C", "CXX")
     system: str = ""
 
 
-# GGML_METAL is upstream's default on macOS, so every other backend sets OFF: a backend means the same everywhere.
-# EMBED_LIBRARY compiles the shaders at start-up from inside the library: no full Xcode needed, and bin/ can be moved.
+# On macOS, GGML_METAL is on by default. So every other backend turns it off, and a backend means the same on every
+# system. EMBED_LIBRARY puts the shaders into the library, which compiles them when a program starts. So Xcode is not
+# needed as a whole, and bin/ can be moved.
 BACKENDS: Mapping[str, Backend] = {
     "cpu": Backend({"GGML_METAL": "OFF"}),
     "metal": Backend(
@@ -58,10 +63,13 @@ BACKENDS: Mapping[str, Backend] = {
 
 
 class Preset(NamedTuple):
-    """A kind of build. A debugger needs the true directory of the sources, so debug keeps it in ccache's key.
+    """Describe a kind of build.
 
-    extras: with what else the machine lets llama-server have: its web page where npm is, https where OpenSSL is;
-    portable: for any machine of its kind, and not this one alone.
+    flags: the values that the preset adds
+    ccache_any_dir: whether ccache may reuse a result from another folder; off for debug, because a debugger needs the
+        right folder of the sources
+    extras: whether llama-server has its web page (if npm is installed) and https (if OpenSSL is installed)
+    portable: whether the programs run on other machines, too
     """
 
     flags: Mapping[str, str]
@@ -70,17 +78,21 @@ class Preset(NamedTuple):
     portable: bool = False
 
 
-# Less to compile and to run than with -O2 -g, and a report still names function and line.
+# this needs less time to compile and to run than -O2 -g, and a report still has the function and the line
 _SANITIZED: Mapping[str, str] = {
     "CMAKE_BUILD_TYPE": "RelWithDebInfo",
     "CMAKE_C_FLAGS_RELWITHDEBINFO": "-O1 -g1 -DNDEBUG",
     "CMAKE_CXX_FLAGS_RELWITHDEBINFO": "-O1 -g1 -DNDEBUG",
-    "GGML_OPENMP": "OFF",  # its barriers are invisible to a thread sanitizer: nothing but false reports
+    # the thread sanitizer does not see OpenMP's barriers, and would only report errors that are none
+    "GGML_OPENMP": "OFF",
 }
 
 
 def _sanitized(*kinds: str) -> Preset:
-    """Upstream's sanitizer options do not reach ggml: both sets are needed."""
+    """Return a preset with sanitizers.
+
+    Upstream's options with LLAMA_ do not affect ggml, so the options with GGML_ are needed, too.
+    """
     return Preset({**_SANITIZED, **{f"{part}_SANITIZE_{kind}": "ON" for part in ("LLAMA", "GGML") for kind in kinds}})
 
 
@@ -92,20 +104,21 @@ PRESETS: Mapping[str, Preset] = {
     "tsan": _sanitized("THREAD"),
 }
 
-# As upstream's releases have it: a CPU library for each generation of processors, chosen when a program starts. On a
-# Mac one serves all, and the oldest system is named instead.
+# As in upstream's releases, there is a CPU library for each generation of processors, and a program chooses one when it
+# starts. On a Mac one library is enough; there the oldest supported system is set instead.
 _PORTABLE = {"GGML_NATIVE": "OFF", "GGML_BACKEND_DL": "ON", "GGML_CPU_ALL_VARIANTS": "ON"}
 _PORTABLE_ON_A_MAC = {"GGML_NATIVE": "OFF", "CMAKE_OSX_DEPLOYMENT_TARGET": "13.3"}
 
 RPC_SERVER = "ggml-rpc-server"
-# Programs for users of the dynamic cache, and for verify. Targets that an older upstream lacks are left out.
+# The programs for users of the dynamic cache, and those for verify. Targets that an older upstream does not have are
+# left out.
 USER_TARGETS = ("llama-server", "llama-cli", "llama-completion", "llama-bench", "llama-perplexity", RPC_SERVER)
 VERIFY_TARGETS = ("kv-check", "test-llama-archs")
-# further programs that a user expects
+# further programs that users expect
 PORTABLE_TARGETS = ("llama-quantize", "llama-gguf-split", "llama-imatrix", "llama-mtmd-cli")
-BENCH_TARGET = "kv-bench"  # built when it is asked for
+BENCH_TARGET = "kv-bench"  # is built only if it is named
 
-# Environment variables that CMake reads when it configures. If they change, the build is configured again.
+# CMake reads these environment variables when it configures. If one changes, the build is configured again.
 _CMAKE_ENV = ("CC", "CXX", "CUDACXX", "CFLAGS", "CXXFLAGS", "CUDAFLAGS", "LDFLAGS", "CMAKE_PREFIX_PATH", "VULKAN_SDK")
 
 
@@ -113,8 +126,8 @@ _CMAKE_ENV = ("CC", "CXX", "CUDACXX", "CFLAGS", "CXXFLAGS", "CUDAFLAGS", "LDFLAG
 class Toolchain:
     """Hold the tools of a plan.
 
-    flags: cache variables with the places of tools for CMake
-    https: cache variables that enable OpenSSL; empty without OpenSSL
+    flags: the CMake variables with the paths of tools
+    https: the CMake variables that enable OpenSSL; empty if OpenSSL is not installed
     """
 
     cmake: Path
@@ -127,11 +140,13 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class Plan:
-    """One build, and from that what runs, where, with which additions to the environment.
+    """Describe one build: the commands, their folder and their environment.
 
-    tests: the C++ unit tests that cpp/ brings to the tree; chosen: the targets that the user named, so that an unknown
-    one is an error; defines: the user's own -D, which win; with_page: llama-server has its web page if there is an npm
-    to make it; page_required: without it is an error.
+    tests: the targets of the C++ unit tests in cpp/
+    chosen: the targets that the user named; an unknown one is an error
+    defines: the CMake variables that the user set with -D; they have priority
+    with_page: build llama-server's web page if npm is installed
+    page_required: treat a missing web page as an error
     """
 
     tree: Path
@@ -153,16 +168,20 @@ class Plan:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Return the named targets, or programs for the user, programs for verify, and the unit tests of cpp/."""
+        """Return the targets that the user named.
+
+        Without names, return the programs for users, the programs for verify, and the unit tests of cpp/.
+        """
         if self.chosen:
             return self.chosen
-        if PRESETS[self.preset].portable:  # the tests call the CPU's library, which programs here load when they start
+        # unit tests call the CPU library directly, but here programs load it when they start, so leave the tests out
+        if PRESETS[self.preset].portable:
             return (*USER_TARGETS, *PORTABLE_TARGETS, *VERIFY_TARGETS)
         return (*USER_TARGETS, *VERIFY_TARGETS, *self.tests)
 
     @property
     def flags(self) -> dict[str, str]:
-        """Return every cache variable, in the order of CMake's command line."""
+        """Return all CMake variables in the order of the command line."""
         backend, preset, tools = BACKENDS[self.backend], PRESETS[self.preset], self.tools
         system = backend.system or self.system
         out = {**preset.flags, **COMMON_FLAGS}
@@ -175,30 +194,31 @@ class Plan:
             out["LLAMA_BUILD_UI"] = "ON"
         if tools.ccache:
             out |= {f"CMAKE_{language}_COMPILER_LAUNCHER": str(tools.ccache) for language in backend.languages}
-            # upstream compiles its models in batches, whose generated files must not name the tree they were made in
+            # upstream compiles its models in batches; the generated files must not contain the path of the tree
             out["CMAKE_UNITY_BUILD_RELOCATABLE"] = "ON"
-        # not in a portable build for Macs: the system has no OpenSSL there, only who installed one
+        # not in a portable build for Macs: macOS contains no OpenSSL, so it may be missing on the other Mac
         https = tools.https if preset.extras and not (preset.portable and system == "Darwin") else {}
         return {**out, **tools.flags, **https, **self.defines}
 
     @property
     def configure(self) -> tuple[str, ...]:
         """Return the command that configures the build."""
-        # --fresh: forget the results of an earlier configure; objects stay, ninja compares commands
+        # --fresh forgets the results of an earlier configuration; the object files stay, and ninja compares commands
         places = ("--fresh", "-S", str(self.tree), "-B", str(self.build_dir), "-G", "Ninja")
         tools = str(self.tools.cmake), *places, f"-DCMAKE_MAKE_PROGRAM={self.tools.ninja}"
         return (*tools, *(f"-D{name}={value}" for name, value in self.flags.items()))
 
     @property
     def env(self) -> dict[str, str]:
-        """Return the variables that the commands need in the environment."""
+        """Return the environment variables that the commands need."""
         out: dict[str, str] = {}
         if self.tools.ccache:
-            # it hits in a checkout at another path: paths below the tree count relative to the build
+            # with this, ccache finds results of a checkout at another path: it sees paths in the tree relative to the
+            # build
             out |= {"CCACHE_BASEDIR": str(self.tree), "CCACHE_STATSLOG": str(self.build_dir / "ccache.stats")}
             out |= {"CCACHE_NOHASHDIR": "1"} if PRESETS[self.preset].ccache_any_dir else {}
         if self.page:
-            # upstream's script that calls npm needs it on PATH, and no long wait for a registry that is away
+            # upstream's script finds npm on PATH; do not wait long for a registry that cannot be reached
             out |= {"npm_config_fetch_retries": "1", "npm_config_audit": "false", "npm_config_fund": "false"}
             if self.tools.npm and shutil.which("npm") is None:
                 out["PATH"] = os.pathsep.join((str(self.tools.npm.parent), os.environ.get("PATH", "")))
@@ -216,12 +236,15 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """Changes when the build directory must be configured again; has the command that does."""
+        """Return a text that changes if the build directory must be configured again.
+
+        It contains the command that configures.
+        """
         return json.dumps([self.configure, {name: os.environ.get(name, "") for name in _CMAKE_ENV}])
 
 
 def unit_test_targets(files: Iterable[str]) -> tuple[str, ...]:
-    """Return the C++ unit tests among some files of cpp/, by the names of their targets."""
+    """Return the targets of the C++ unit tests among some files of cpp/."""
     return tuple(sorted(Path(file).stem for file in files if fnmatch.fnmatchcase(file, "tests/test-kv-*.cpp")))
 
 

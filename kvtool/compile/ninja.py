@@ -1,33 +1,33 @@
-"""Parse ninja's output: its counters, and the failed commands with their output. Pure.
+"""Parse ninja's output: its counters, and the commands that failed with their output. Nothing is run here.
 
-Without a terminal, ninja prints one line per finished step, `[3/220] Building CXX object ...`, then the output of the
-step's command (warnings), and for a failed step
+Without a terminal, ninja prints one line for each finished step, such as `[3/220] Building CXX object ...`. The output
+of the step's command (warnings) follows. For a step that failed, ninja prints:
 
     FAILED: [code=1] src/CMakeFiles/llama.dir/llama.cpp.o
     /usr/bin/c++ -O3 ... -c ../src/llama.cpp
     ../src/llama.cpp:1:1: error: ...
 
-Several parallel steps can fail. The total changes if CMake runs again.
+Several steps that run in parallel can fail. The total number of steps changes if CMake runs again.
 """
 
 import re
 from collections import deque
 from typing import NamedTuple
 
-# Set as NINJA_STATUS, so that a user's own value cannot change the parsed lines.
+# kvtool sets NINJA_STATUS to this, so that the user's value of this variable does not change the lines.
 STATUS_FORMAT = "[%f/%t] "
 
 _STATUS = re.compile(r"\[(\d+)/(\d+)\] (.*)")
 _FAILED = re.compile(r"FAILED: (?:\[code=-?\d+\] )?(.*)")
-# ninja's own message after the last step
+# message of ninja itself, after the last step
 _NINJA = re.compile(r"ninja: (.*)")
-# the status or warning of upstream's scripts/ui-assets.cmake about llama-server's web page
+# status or warning about llama-server's web page, from upstream's scripts/ui-assets.cmake
 _PAGE = re.compile(r"^[-\s]*UI: (.*)")
 _TAIL_LINES = 40
 
 
 class BuildStep(NamedTuple):
-    """One finished step: done of total, and ninja's description of it."""
+    """Hold one finished step: its number, the total number of steps, and ninja's description."""
 
     done: int
     total: int
@@ -35,13 +35,13 @@ class BuildStep(NamedTuple):
 
 
 class OutputParser:
-    """Parse ninja's lines one by one; return a Step for a status line, and collect the rest.
+    """Parse ninja's lines one by one. Return a BuildStep for a status line, and collect the other lines.
 
-    steps: the steps that ran
-    compiled: how many of them were compilations
+    steps: the number of steps that ran
+    compiled: the number of steps that compiled a file
     page: the messages about llama-server's web page
-    failed: the output of each failed step, with its command line and its messages
-    tail: the last lines of no step; the reason if ninja or CMake itself failed
+    failed: by step, the output of a step that failed: its command and its messages
+    tail: the last lines that belong to no step; they have the reason if ninja or CMake itself fails
     """
 
     def __init__(self) -> None:
@@ -50,14 +50,14 @@ class OutputParser:
         self.page: list[str] = []
         self.failed: dict[str, list[str]] = {}
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._lines: deque[str] | list[str] = self.tail  # where the next one belongs
+        self._lines: deque[str] | list[str] = self.tail  # list to which the next line is added
 
     def feed(self, line: str) -> BuildStep | None:
         """Parse one line. Return a step for a status line."""
         if status := _STATUS.match(line):
             self._lines = self.tail
             step = BuildStep(int(status[1]), int(status[2]), status[3].strip())
-            # [0/1] announces that CMake runs again; it is not a finished step
+            # [0/1] only announces that CMake runs again
             self.steps += 1 if step.done else 0
             self.compiled += step.description.startswith("Building ")
             return step
@@ -72,12 +72,15 @@ class OutputParser:
 
 
 def parse_targets(text: str) -> frozenset[str]:
-    """Names one can build, from `ninja -t targets all` (lines `name: rule`); files with a directory are left out."""
+    """Return the names of the targets, from the output of `ninja -t targets all`.
+
+    Its lines are `name: rule`. Files in a folder are left out.
+    """
     names = (line.rpartition(": ")[0] for line in text.splitlines())
     return frozenset(name for name in names if name and "/" not in name and "\\" not in name)
 
 
 def short(description: str) -> str:
-    """Return a step's name for a progress bar: `Building CXX object src/CMakeFiles/llama.dir/x.cpp.o` is `x.cpp`."""
+    """Return a short name of a step: `x.cpp` for `Building CXX object src/CMakeFiles/llama.dir/x.cpp.o`."""
     last = description.rsplit(" ", 1)[-1].replace("\\", "/").rsplit("/", 1)[-1]
     return last.removesuffix(".obj").removesuffix(".o") or description

@@ -1,6 +1,6 @@
-"""Find the tools for a build: name their version, or report why a tool is missing and how to install it.
+"""Find the tools for a build: report the version of a tool, or why it is missing and how to install it.
 
-All tools are checked before a build starts, so a single error lists everything that a backend lacks.
+All tools are checked before a build starts. So one error lists everything that is missing for a backend.
 """
 
 import os
@@ -18,7 +18,7 @@ from kvtool.errors import KvtoolError, MissingToolError
 
 
 def _on(debian: str, macos: str, windows: str) -> str:
-    """Return how to install a tool on each system; one command or one short sentence each."""
+    """Return how to install a tool on each system: one command or one short sentence for each."""
     return f"Debian/Ubuntu: {debian}\nmacOS: {macos}\nWindows: {windows}"
 
 
@@ -59,7 +59,7 @@ HINTS: Mapping[str, str] = {
         "not available; use kvtool build --metal",
         "winget install Nvidia.CUDA, then open a new terminal",
     ),
-    # one answer for all parts, which are usually missing together
+    # the same advice for all parts, because usually all of them are missing
     "vulkan": _on(
         "sudo apt-get install glslc libvulkan-dev spirv-headers",
         "brew install shaderc vulkan-headers vulkan-loader spirv-headers molten-vk",
@@ -68,9 +68,9 @@ HINTS: Mapping[str, str] = {
 }
 
 
-GIT = (2, 38)  # the first with merge-tree --write-tree
+GIT = (2, 38)  # first version of git that has merge-tree --write-tree
 
-# where CUDA's installer and package managers put things
+# folders where CUDA's installer and package managers install
 CUDA_BIN = Path("/usr/local/cuda/bin")
 SITE = Path(sysconfig.get_path("purelib"))
 PREFIXES = ("/usr/local", "/usr", "/opt/homebrew")
@@ -78,9 +78,12 @@ PREFIXES = ("/usr/local", "/usr", "/opt/homebrew")
 
 @dataclass(frozen=True)
 class Tool:
-    """Describe one tool. path is None if it is missing; then `missing` has the reason, and `how` the installation.
+    """Describe one tool.
 
-    flags: cache variables with its place, if CMake would not find it
+    path: where it is, None if it is missing
+    missing: the reason why it counts as missing
+    how: how to install it
+    flags: the CMake variables with its path, if CMake would not find it
     """
 
     name: str
@@ -92,11 +95,11 @@ class Tool:
 
 
 def version_of(path: Path) -> str | None:
-    """Return the first version number that a program prints; "" if none, None if it does not run.
+    """Return the first version number that a program prints: "" if it prints none, None if the program does not run.
 
-    The compiler of macOS is a stub that fails until the command line tools are installed.
+    On macOS, the compiler is a placeholder that fails until the command line tools are installed.
     """
-    # Microsoft's cl knows no --version; called with nothing it prints its banner
+    # Microsoft's cl has no --version, but prints its version if it is called without arguments
     done = _ran(path) if path.stem.lower() == "cl" else _ran(path, "--version")
     if done is None:
         return None
@@ -105,7 +108,7 @@ def version_of(path: Path) -> str | None:
 
 
 def _ran(*argv: str | Path) -> process.Completed | None:
-    """Return the output of a program, or None if it cannot run or fails."""
+    """Return the output of a program, None if it cannot run or fails."""
     try:
         return process.capture(argv, timeout=30)
     except KvtoolError:
@@ -113,7 +116,7 @@ def _ran(*argv: str | Path) -> process.Completed | None:
 
 
 def look(name: str, path: Path | None, how: str, missing: str = "") -> Tool:
-    """Return a Tool for a found path or None; a program that does not run is missing."""
+    """Return a Tool for a path. If the path is None or the program does not run, the tool counts as missing."""
     if path is None:
         return Tool(name, None, missing=missing or f"{name} is not on PATH", how=how)
     if (version := version_of(path)) is None:
@@ -122,7 +125,10 @@ def look(name: str, path: Path | None, how: str, missing: str = "") -> Tool:
 
 
 def find(name: str) -> Tool:
-    """Find a program: cmake and ninja, which kvtool requires, next to this Python first; the others on PATH."""
+    """Find a program on PATH.
+
+    cmake and ninja are searched for next to Python first, because kvtool's package installs them there.
+    """
     path = process.program_in(name, Path(sys.executable).parent) if name in ("cmake", "ninja") else None
     return look(name, path if path and os.access(path, os.X_OK) else process.which(name), HINTS[name])
 
@@ -131,11 +137,11 @@ _COMPILERS = {"C": ("CC", ("cc", "gcc", "cl", "clang")), "C++": ("CXX", ("c++", 
 
 
 def find_compiler(language: str) -> Tool:
-    """Return CMake's compiler: $CC or $CXX, or the first of the usual names."""
+    """Return the compiler that CMake would use: $CC or $CXX, or the first of the usual names."""
     variable, names = _COMPILERS[language]
     name = f"{language} compiler"
     if chosen := os.environ.get(variable, "").strip():
-        # the variable may carry arguments after the program
+        # the variable may have arguments after the name of the program
         path = process.which(chosen) or process.which(chosen.split()[0])
         return look(name, path, HINTS["compiler"], f"${variable} names {chosen}, which does not exist")
     path = next(filter(None, map(process.which, names)), None)
@@ -143,7 +149,7 @@ def find_compiler(language: str) -> Tool:
 
 
 def find_git() -> Tool:
-    """Find git on PATH."""
+    """Find git on PATH. An older version than GIT counts as missing."""
     tool = find("git")
     version = tuple(int(part) for part in re.findall(r"\d+", tool.version)[:2])
     if tool.path is None or version >= GIT:
@@ -158,19 +164,19 @@ def _missing_file(name: str, wanted: str, places: Sequence[Path], how: str) -> T
 
 
 def _find_file(name: str, patterns: Sequence[str], prefixes: Sequence[Path], how: str) -> Tool:
-    """Find a file below one of the prefixes where CMake searches."""
+    """Find a file in the folders where CMake searches."""
     found = (path for prefix in prefixes for pattern in patterns for path in prefix.glob(pattern))
     path = next(found, None)
     return _missing_file(name, patterns[0], prefixes, how) if path is None else Tool(name, path)
 
 
 def _paths(variable: str) -> list[Path]:
-    """Return the directories of an environment variable."""
+    """Return the folders in an environment variable."""
     return [Path(place) for place in os.environ.get(variable, "").split(os.pathsep) if place]
 
 
 def _prefixes(*first: Path) -> list[Path]:
-    """Return CMake's prefixes for headers and packages: named places, then the system's."""
+    """Return the folders where CMake searches for headers and packages: the given ones, then those of the system."""
     return [*first, *_paths("CMAKE_PREFIX_PATH"), *map(Path, PREFIXES)]
 
 
@@ -178,32 +184,32 @@ def _prefixes(*first: Path) -> list[Path]:
 
 
 def _cuda_homes() -> list[Path]:
-    """Return CUDA toolkits: named, installed, and NVIDIA's packages from PyPI next to kvtool."""
+    """Return the folders of CUDA toolkits: set by variables, installed, or NVIDIA's PyPI packages next to kvtool."""
     return [*_paths("CUDA_PATH"), *_paths("CUDA_HOME"), CUDA_BIN.parent, *sorted(SITE.glob("nvidia/cu*"))]
 
 
 def _find_cuda() -> tuple[Tool, ...]:
-    """Find nvcc ($CUDACXX, on PATH, or in the toolkit's usual place) and the parts that belong to it."""
+    """Find nvcc (in $CUDACXX, on PATH, or in the usual folder of the toolkit) and the libraries that belong to it."""
     on_path = process.which(os.environ.get("CUDACXX") or "nvcc")
     path = on_path or process.program_in("nvcc", *(home / "bin" for home in _cuda_homes()))
     why = f"nvcc is not on PATH, in $CUDA_PATH, in {CUDA_BIN} or in {SITE}/nvidia"
     nvcc = look("nvcc (CUDA compiler)", path, HINTS["nvcc"], why)
     if nvcc.path is None:
         return (nvcc,)
-    # CMake looks for nvcc on PATH and in $CUDACXX only; upstream builds for the GPU it finds, and where there is none
-    # that fails in the middle of the build
+    # CMake searches for nvcc only on PATH and in $CUDACXX. Upstream builds for the GPU of this machine; without a GPU,
+    # its build would fail partway.
     where = {} if on_path else {"CMAKE_CUDA_COMPILER": str(path)}
     gpus = _ran("nvidia-smi", "-L")
     models = {} if gpus and "GPU" in gpus.stdout else {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
-    # the toolkit has several parts: nvcc may be installed without the libraries, and nvcc on PATH may wrap another
-    # nvcc
+    # The libraries are a part of their own: nvcc can be installed without them. nvcc on PATH can be a wrapper of
+    # another nvcc.
     home = nvcc.path.resolve().parent.parent
     headers = ("include/cublas_v2.h", "targets/*/include/cublas_v2.h")
     cublas = _find_file("cuBLAS (part of the CUDA toolkit)", headers, _prefixes(home, *_cuda_homes()), HINTS["nvcc"])
     return (replace(nvcc, flags={**where, **models}), cublas, *_unlinked(home))
 
 
-# what ggml-cuda calls in the driver, which is linked, and is there only where a GPU is
+# Functions of the driver that ggml-cuda calls. The driver is linked, but it is installed only on machines with a GPU.
 _DRIVER_CALLS = (
     "DeviceGet DeviceGetAttribute GetErrorString MemAddressFree MemAddressReserve MemCreate"
     " MemGetAllocationGranularity MemMap MemRelease MemSetAccess MemUnmap"
@@ -211,7 +217,10 @@ _DRIVER_CALLS = (
 
 
 def _unlinked(home: Path) -> tuple[Tool, ...]:
-    """PyPI's packages leave out the names by which nvcc and CMake look for libraries, and the stub of the driver's."""
+    """Return a Tool that is missing if NVIDIA's packages from PyPI lack links that a build needs; nothing otherwise.
+
+    These packages do not have the names by which nvcc and CMake search for libraries, nor a placeholder for the driver.
+    """
     wanted = ("lib64", "lib/libcudart.so", "lib/stubs/libcuda.so")
     missing = [name for name in wanted if not (home / name).exists()]
     if not missing or not home.is_relative_to(SITE.resolve()):
@@ -226,10 +235,10 @@ def _unlinked(home: Path) -> tuple[Tool, ...]:
 
 # --- Vulkan ------------------------------------------------------------------------------------------------------
 
-# The newest name that ggml-vulkan uses from the headers; Debian 12's headers (1.3.239) do not have it.
+# The newest name of the headers that ggml-vulkan uses. The headers of Debian 12 (1.3.239) do not have it.
 _VULKAN_NAME = "VkLayerSettingEXT"
 _NEW_HEADERS = (
-    "newer ones are headers alone, the loader that is installed serves: git clone --depth 1 -b v1.4.309 "
+    "only newer headers are needed, the installed loader is sufficient: git clone --depth 1 -b v1.4.309 "
     "https://github.com/KhronosGroup/Vulkan-Headers && export CPATH=$PWD/Vulkan-Headers/include"
 )
 
@@ -250,10 +259,11 @@ def _find_vulkan() -> tuple[Tool, ...]:
 
 
 def _find_vulkan_headers(prefixes: Sequence[Path]) -> Tool:
-    """Find the first headers that are new enough for ggml-vulkan; CMake would use the first of any age."""
+    """Find the first headers that are new enough for ggml-vulkan. CMake would use the first headers, old or new."""
     name = "Vulkan headers"
     places = [*_paths("CPATH"), *(prefix / folder for prefix in prefixes for folder in ("include", "Include"))]
-    files = ("vulkan.hpp", "vulkan_core.h")  # the second is part of the same package, and has the names of both
+    # the second file belongs to the same package, and has the names of both files
+    files = ("vulkan.hpp", "vulkan_core.h")
     there = [place for place in dict.fromkeys(places) if all((place / "vulkan" / file).is_file() for file in files)]
     if not there:
         return _missing_file(name, "vulkan/vulkan.hpp", places, HINTS["vulkan"])
@@ -264,20 +274,20 @@ def _find_vulkan_headers(prefixes: Sequence[Path]) -> Tool:
     return Tool(name, None, missing=why, how=_NEW_HEADERS)
 
 
-# --- all of it ---------------------------------------------------------------------------------------------------
+# --- all tools --------------------------------------------------------------------------------------------------
 
 
 def _find_metal(system: str) -> Tool:
     if system != "Darwin":
         return Tool("Metal", None, missing=f"Metal exists on macOS only, and this is {system}", how=_ON_A_MAC)
-    # the command line tools contain the frameworks; Xcode itself is not needed
+    # the command line tools contain the frameworks, so Xcode is not needed
     if (sdk := _ran("xcrun", "--show-sdk-path")) and sdk.stdout.strip():
         return Tool("Metal", Path(sdk.stdout.strip()))
     return Tool("Metal", None, missing="xcrun finds no macOS SDK", how="xcode-select --install")
 
 
 def backend_tools(backend: str, system: str) -> tuple[Tool, ...]:
-    """Return the tools that `backend` needs in addition to the compilers, cmake and ninja."""
+    """Return the tools that a backend needs in addition to the compilers, cmake and ninja."""
     if backend == "metal":
         return (_find_metal(system),)
     return {"cuda": _find_cuda, "vulkan": _find_vulkan}.get(backend, tuple)()
@@ -289,42 +299,51 @@ def builders() -> tuple[Tool, ...]:
 
 
 def tools_of(backend: str, system: str) -> tuple[Tool, ...]:
-    """Return all tools for `backend`; only the backend's own if this system cannot build the backend."""
+    """Return all tools for a backend. If it cannot be built on this system, return only the tools of the backend."""
     extra = backend_tools(backend, system)
     return extra if BACKENDS[backend].system not in ("", system) else (*builders(), *extra)
 
 
 def _demand(what: str, tools: Sequence[Tool], *instead: str) -> None:
-    """MissingToolError that names all that is missing, if something is. instead: what else can be done."""
+    """Raise MissingToolError if a tool is missing. The error names all missing tools.
+
+    instead: what the user can do instead
+    """
     if missing := [tool for tool in tools if tool.path is None]:
         raise MissingToolError(
             f"cannot {what} here: no {', '.join(tool.name for tool in missing)}",
             why="; ".join(tool.missing for tool in missing),
-            # the C compiler and the C++ compiler have the same source: print it once
+            # the C compiler and the C++ compiler are installed together, so print that only once
             next_step="\n".join(dict.fromkeys((*(tool.how for tool in missing), *instead))),
         )
 
 
 def require(backend: str, system: str | None = None) -> Toolchain:
-    """Everything a build of `backend` needs, or one MissingToolError that names all that is missing."""
+    """Return everything that a build of a backend needs.
+
+    Raises one MissingToolError that names everything that is missing.
+    """
     tools = tools_of(backend, system or platform.system())
     _demand(f"build --{backend}", tools)
     return _toolchain(tools)
 
 
 def require_git() -> None:
-    """Raise MissingToolError unless git supports a rebase."""
+    """Raise MissingToolError unless git can do a rebase of the series."""
     _demand("move a series", [find_git()])
 
 
 def require_npm() -> None:
-    """MissingToolError when there is no npm: llama-server's web page was asked for."""
+    """Raise MissingToolError if npm is missing. Call this if the user asked for llama-server's web page."""
     npm = Tool("npm", process.which("npm"), missing="npm is not on PATH", how=HINTS["npm"])
     _demand("build llama-server's web page", [npm], "--no-ui builds without the page")
 
 
 def find_openssl() -> Tool:
-    """Find OpenSSL's headers. CMake finds the libraries next to them, except Homebrew's."""
+    """Find OpenSSL's headers.
+
+    CMake finds the libraries next to them. Only for Homebrew's OpenSSL it needs the folder.
+    """
     kegs = [Path(prefix, "opt/openssl@3") for prefix in PREFIXES]
     places = _prefixes(*_paths("OPENSSL_ROOT_DIR"), *kegs)
     tool = _find_file("openssl", ("include/openssl/opensslv.h",), places, HINTS["openssl"])
@@ -337,12 +356,12 @@ def find_openssl() -> Tool:
 
 
 def for_dry_run(backend: str, system: str | None = None) -> Toolchain:
-    """Return the available tools: a dry run prints the commands of a machine with everything installed."""
+    """Return the tools for a dry run. Missing tools are no error, because the commands are only printed."""
     return _toolchain((find("cmake"), find("ninja"), *backend_tools(backend, system or platform.system())))
 
 
 def _toolchain(tools: Sequence[Tool]) -> Toolchain:
-    """Return the found tools, with bare names for missing tools."""
+    """Return the tools by their role. A missing tool is represented by its name."""
     found = {tool.name: tool.path for tool in tools}
     flags = {name: value for tool in tools for name, value in tool.flags.items()}
     cmake, ninja = (found[name] or Path(name) for name in ("cmake", "ninja"))

@@ -3,13 +3,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LintFinding:
-    """Hold one problem.
+    """Hold one mistake that lint found.
 
-    file: relative to the project, with slashes
-    line: 1-based, 0 for the file as a whole
-    rule: a stable name
-    what: one sentence
-    next: what to do about the problem
+    file: the path of the file relative to the project, with slashes
+    line: the line, counted from 1; 0 for the file as a whole
+    rule: the name of the rule, which never changes
+    what: one sentence about the mistake
+    next: what the user can do about it
     """
 
     file: str

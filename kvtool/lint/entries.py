@@ -1,4 +1,4 @@
-"""Lint of series.toml: each entry on its own terms, against the lock, and against the others. Pure."""
+"""Check the entries of series.toml: each entry alone, against upstream.lock, and against the other entries."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -12,7 +12,7 @@ _ENTRY = re.compile(r"^\s*\[\[\s*patch\s*\]\]")
 
 
 class SeriesText:
-    """Find the lines of entries in the text of series.toml: the TOML parser does not report lines."""
+    """Find the lines of the entries in the text of series.toml, because the TOML parser does not report lines."""
 
     def __init__(self, text: str, file: str) -> None:
         self.file = file
@@ -20,8 +20,11 @@ class SeriesText:
         self._starts = [n for n, line in enumerate(self._lines) if _ENTRY.match(line)]
 
     def finding(self, entry: int, key: str, rule: str, what: str, next_step: str) -> LintFinding:
-        """Return a finding at a key of the entry (0-based), or at the entry's header if the key is missing."""
-        line = 0  # for entries that are written as an inline array
+        """Return a finding at a key of an entry. If the entry does not have the key, it is at the entry's header.
+
+        entry: the number of the entry, counted from 0
+        """
+        line = 0  # 0 if the entries are written as an inline array
         if entry < len(self._starts):
             start, stop = [*self._starts, len(self._lines)][entry : entry + 2]
             key_line = re.compile(rf"^\s*(\"?){re.escape(key)}\1\s*[=.]")
@@ -30,7 +33,7 @@ class SeriesText:
 
 
 def parse_entries(tables: list[Any], text: SeriesText) -> tuple[dict[int, Patch], list[LintFinding]]:
-    """Return the tables that are patches, by their number, and the problems of the others."""
+    """Return the valid [[patch]] tables by their number, and the mistakes in the other tables."""
     patches: dict[int, Patch] = {}
     found: list[LintFinding] = []
     for number, table in enumerate(tables):
@@ -46,7 +49,10 @@ def parse_entries(tables: list[Any], text: SeriesText) -> tuple[dict[int, Patch]
 def lint_entries(
     patches: Mapping[int, Patch], lock: Lock | None, known_tests: Collection[str], text: SeriesText
 ) -> Iterator[LintFinding]:
-    """Yield the problems of readable entries. lock None: the lock is unreadable, so tags are not judged."""
+    """Yield the mistakes in valid entries.
+
+    lock: None if upstream.lock cannot be read; then the tags are not checked
+    """
     taken: set[tuple[str, str]] = set()
     for number, patch in patches.items():
         for key, name in (("id", patch.id), ("file", patch.file)):
@@ -55,7 +61,7 @@ def lint_entries(
                 yield text.finding(number, key, "twice", what, f"choose a unique {key}")
             taken.add((key, name))
         if patch.status != "local" and not patch.pr:
-            what = f"{patch.id} is {patch.status} upstream, and pr is missing"
+            what = f"{patch.id} has the upstream status {patch.status}, but no pr"
             yield text.finding(number, "upstream", "pr", what, "add pr = the pull request's address, or number as #123")
         for test in [test for test in patch.tests if test not in known_tests]:
             what = f"{patch.id}: there is no test {test!r}"
@@ -65,7 +71,7 @@ def lint_entries(
 
 
 def _span(number: int, patch: Patch, lock: Lock, text: SeriesText) -> Iterator[LintFinding]:
-    """Check that from and until are tags of the lock, the first before the second."""
+    """Check that from and until are tags of the lock, and that from is before until."""
     known = lock.upstreams
     for key, tag in (("from", patch.since), ("until", patch.until)):
         if tag and tag not in known:
@@ -73,6 +79,6 @@ def _span(number: int, patch: Patch, lock: Lock, text: SeriesText) -> Iterator[L
             yield text.finding(number, key, "span", what, f"name one of {', '.join(known)}")
     both = patch.since in known and patch.until in known
     if both and known[patch.since].order >= known[patch.until].order:
-        what = f"{patch.id}: it applies from {patch.since} until {patch.until}, a range without any tag"
-        todo = "until is the first tag it no longer applies to; put it later"
+        what = f"{patch.id}: no tag is between from = {patch.since} and until = {patch.until}"
+        todo = "until is the first tag that the patch is not applied to; name a later tag"
         yield text.finding(number, "until", "span", what, todo)

@@ -1,4 +1,4 @@
-"""Check one patch file: a valid mail, correct hunk counts, nothing that a reviewer would reject. Pure."""
+"""Check one patch file: a valid mail, correct line counts, and nothing that a reviewer would reject."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -9,20 +9,24 @@ from kvtool.lint import LintFinding
 from kvtool.series.patchfile import FileDiff, Hunk, Mail, parse_diff, parse_mail
 from kvtool.series.series import is_ignored_path
 
-CONTEXT = 1  # lines of context on each side, as export writes them (patchfile.DIFF_FLAGS)
+CONTEXT = 1  # lines of context on each side of a change, as export writes them (patchfile.DIFF_FLAGS)
 _SUBJECT_WIDTH = 72
 _EXPORT = "let kvtool export write it: apply, commit in the tree, export"
 
-# The first word of a subject is a command to the code base. Words that only look like another form are listed.
+# The first word of a subject must be imperative. These endings are not. Words in the list have such an ending, but are
+# imperative.
 _NO_COMMAND = re.compile(
     r"^(?:(?!(?:need|feed|seed|embed|shed|speed|bring|string|ring|sing)$)[a-z]+(?:ed|ing)"
     r"|adds|fixes|makes|lets|uses|removes|changes|grows|moves|keeps|allows|updates|sets)$"
 )
-Findings: TypeAlias = Iterator[tuple[int, str, str, str]]  # line, rule, problem, correction
+Findings: TypeAlias = Iterator[tuple[int, str, str, str]]  # line, rule, mistake, and what to do about it
 
 
 def lint_patch(raw: bytes, file: str, new_paths: Collection[str]) -> tuple[Mail | None, list[LintFinding]]:
-    """Return the mail (None if unreadable) and its problems. new_paths: the files of cpp/."""
+    """Return the parsed mail and its mistakes. The mail is None if it cannot be read.
+
+    new_paths: the paths of the files of cpp/
+    """
     found, mail = list[tuple[int, str, str, str]](), None
     try:
         mail = parse_mail(raw, file)
@@ -54,7 +58,7 @@ def _diff(mail: Mail, new_paths: Collection[str]) -> Findings:
     for part in parse_diff(mail.diff):
         yield from _paths(part, line, new_paths)
         line += part.head.count(b"\n")
-        end = 0  # the line (0-based) of the old file behind the last hunk
+        end = 0  # the line of the old file after the last hunk, counted from 0
         for hunk in part.hunks:
             yield from _hunk(hunk, line, end)
             end = hunk.old + hunk.removed
@@ -75,12 +79,12 @@ def _paths(part: FileDiff, line: int, new_paths: Collection[str]) -> Findings:
 
 
 def _hunk(hunk: Hunk, line: int, end: int) -> Findings:
-    """Check the counts and the order of one hunk.
+    """Check the line counts and the order of one hunk.
 
-    line: of the hunk's header in the patch file
-    end: the line of the old file (0-based) after the previous hunk
+    line: the line of the hunk's header in the patch file
+    end: the line of the old file after the previous hunk, counted from 0
     """
-    # a mailer may have cut the blank of an empty context line
+    # a mail program may have removed the blank of an empty context line
     kinds = b"".join(row[:1].replace(b"\n", b" ") for row in hunk.rows if not row.startswith(b"\\"))
     here = f"{hunk.path} hunk {hunk.number} of {hunk.total}"
     said, there = (hunk.removed, hunk.added), tuple(sum(kind in mine for kind in kinds) for mine in (b" -", b" +"))
@@ -95,16 +99,16 @@ def _hunk(hunk: Hunk, line: int, end: int) -> Findings:
     lead, trail = (len(kinds) - len(left) for left in (kinds.lstrip(b" "), kinds.rstrip(b" ")))
     if max(lead, trail) > CONTEXT or b" " * (2 * CONTEXT + 1) in kinds:
         what = f"{here} has more than {CONTEXT} line of context"
-        yield line, "context", what, f"more context conflicts sooner; {_EXPORT}"
+        yield line, "context", what, f"more context leads to more conflicts; {_EXPORT}"
     elif lead < CONTEXT and hunk.old > 0:
         what = f"{here} has no context before its change"
-        yield line, "context", what, f"without any it is placed by number alone; {_EXPORT}"
+        yield line, "context", what, f"without context, its place is found only by the line number; {_EXPORT}"
     yield from _whitespace(hunk.rows, here, line)
 
 
 def _whitespace(body: list[bytes], here: str, line: int) -> Findings:
     again = "remove it in the tree, then kvtool export"
-    theirs = any(row.endswith(b"\r\n") and row[:1] != b"+" for row in body)  # upstream's own lines end so
+    theirs = any(row.endswith(b"\r\n") and row[:1] != b"+" for row in body)  # upstream's own lines end in CR LF
     for number, row in enumerate(body, line + 1):
         if row.startswith(b"+") and row.endswith(b"\r\n") and not theirs:
             yield number, "crlf", f"{here}: the added line ends in CR LF", "check git's core.autocrlf; " + again

@@ -1,4 +1,4 @@
-"""Lint of a whole project: series.toml, the lock, patches/, cpp/, each alone and against each other."""
+"""Check a whole project: series.toml, upstream.lock, patches/ and cpp/, each alone and against each other."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeAlias, TypeVar
@@ -16,12 +16,15 @@ from kvtool.upstream.lock import Lock, load_lock, read_tables
 
 _T = TypeVar("_T")
 SERIES = "patches/series.toml"
-_Mailed: TypeAlias = tuple[int, Patch, Mail]  # an entry of series.toml by its number, and its file
+_Mailed: TypeAlias = tuple[int, Patch, Mail]  # the number of an entry of series.toml, the patch, and its parsed file
 _BELONG = ("series.toml", "upstream.lock", "README.md")
 
 
 def lint_project(project: Project, known_tests: Collection[str]) -> tuple[LintFinding, ...]:
-    """Return every problem, ordered by file and line. Problems of the project are returned, never raised."""
+    """Return every mistake, sorted by file and line.
+
+    A mistake in a file is returned, and never raised as an exception.
+    """
     found: list[LintFinding] = []
     lock = _loaded(lambda: load_lock(project.lock), found, "patches/upstream.lock", "lock", "correct it")
     files = _loaded(lambda: new_files(project.cpp), found, "cpp", "new-file", "replace it by a plain file") or ()
@@ -47,7 +50,7 @@ def lint_project(project: Project, known_tests: Collection[str]) -> tuple[LintFi
 
 
 def _loaded(load: Callable[[], _T], found: list[LintFinding], file: str, rule: str, todo: str) -> _T | None:
-    """Return the result of `load`, or None and a finding if it fails."""
+    """Return the result of `load`. If it fails, add a finding and return None."""
     try:
         return load()
     except KvtoolError as err:
@@ -58,13 +61,13 @@ def _loaded(load: Callable[[], _T], found: list[LintFinding], file: str, rule: s
 def _mails(
     project: Project, patches: dict[int, Patch], lines: SeriesText, paths: tuple[str, ...], found: list[LintFinding]
 ) -> list[_Mailed]:
-    """Lint each listed patch file; the mails that could be read."""
+    """Check each listed patch file. Return those that could be read."""
     mailed: list[_Mailed] = []
     for number, patch in patches.items():
         try:
             raw = (project.patches / patch.file).read_bytes()
         except OSError:
-            what = f"{patch.id}: patches/{patch.file} is not there"
+            what = f"{patch.id}: patches/{patch.file} does not exist"
             found.append(lines.finding(number, "file", "missing", what, "restore the file, or remove the entry"))
             continue
         mail, problems = lint_patch(raw, f"patches/{patch.file}", paths)
@@ -81,7 +84,10 @@ def _subjects(mailed: list[_Mailed], lines: SeriesText) -> Iterator[LintFinding]
 
 
 def _moves(mailed: list[_Mailed]) -> Iterator[LintFinding]:
-    """Find lines that a patch removes and adds elsewhere after an earlier patch added them in the wrong place."""
+    """Find patches that move a line which an earlier patch added.
+
+    The earlier patch should add it in the right place.
+    """
     brought: dict[tuple[str, bytes], str] = {}
     for _, patch, mail in mailed:
         for file in parse_diff(mail.diff):
@@ -97,7 +103,7 @@ def _moves(mailed: list[_Mailed]) -> Iterator[LintFinding]:
 
 
 def _ungrouped(patches: dict[int, Patch], groups: Sequence[Group], lines: SeriesText) -> Iterator[LintFinding]:
-    """Find patches without a group of series.toml; they would be missing from every tree made with --group."""
+    """Find patches without a group of series.toml. A tree that is made with --group would never contain them."""
     known = [group.id for group in groups]
     for number, patch in patches.items():
         if patch.group and patch.group not in known:
@@ -131,12 +137,15 @@ def _unlisted(project: Project, tables: list[object], groups: Sequence[Group]) -
         if path.suffix == ".patch":
             what, todo = "series.toml does not list it", "add an entry, or remove the file"
         else:
-            what, todo = "it is no patch and no file that kvtool knows", "move it elsewhere"
+            what, todo = "it is not a patch, and not a file that kvtool knows", "move it elsewhere"
         yield LintFinding(f"patches/{path.name}", 0, "unlisted", what, todo)
 
 
 def _size(mailed: list[_Mailed], lock: Lock, goal: int) -> Iterator[LintFinding]:
-    """Count the changed lines in upstream's own files, by group, for the upstream with most of them."""
+    """Count the changed lines in upstream's own files for each group.
+
+    The upstream tag with the most changed lines counts.
+    """
     known = [
         (patch, sum(diff_size(mail.diff)[1:]))
         for _, patch, mail in mailed
@@ -147,13 +156,13 @@ def _size(mailed: list[_Mailed], lock: Lock, goal: int) -> Iterator[LintFinding]
         sums = [(sum(n for patch, n in of_group if patch.wanted(lock, up)), up.tag) for up in lock.upstreams.values()]
         most, where = max(reversed(sums), key=lambda found: found[0])
         if most >= goal:
-            what = f"{most} changed lines in upstream's own files at {where}, the goal is less than {goal}"
+            what = f"{most} changed lines in upstream's own files at {where}, and the goal is less than {goal}"
             what += f" (group {group})" if group else ""
             yield LintFinding(SERIES, 0, "size", what, "move code into cpp/, and leave hooks in the patches")
 
 
 def _in_upstream(project: Project, lock: Lock, paths: tuple[str, ...]) -> Iterator[LintFinding]:
-    """Paths of cpp/ that some upstream has already; only upstreams in the cache are asked."""
+    """Find paths of cpp/ that an upstream tag has, too. Only tags in the cache are checked."""
     cache = Cache(project.cache)
     for tag, upstream in lock.upstreams.items():
         if paths and (commit := cache.base(upstream)):

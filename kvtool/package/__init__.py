@@ -1,1 +1,1 @@
-"""Implement `kvtool package`: its contents, the archive, and a check that it runs elsewhere."""
+"""Implement `kvtool package`: collect the contents, write the archive, and check that it works in another folder."""

@@ -1,6 +1,7 @@
-"""The archive: named and laid out as upstream's release archives are, and the same bytes from the same contents.
+"""Write and unpack archives. Their names and their layout are those of upstream's release archives.
 
-A .tar.gz with one folder, llama-TAG/; for Windows a .zip without one.
+The same contents give the same bytes. An archive is a .tar.gz with one folder, llama-TAG/. For Windows it is a .zip
+without a folder.
 """
 
 import gzip
@@ -24,7 +25,7 @@ SUMS = "SHA256SUMS"
 
 @dataclass(frozen=True)
 class Entry:
-    """Describe a file of the archive: its content, or the name of the neighbour to which it is a link."""
+    """Describe a file of the archive: its content or, for a link, the name of the file that it points to."""
 
     name: str
     content: bytes = b""
@@ -33,7 +34,7 @@ class Entry:
 
 
 def archive_name(tag: str, system: str, machine: str, backend: str, preset: str) -> str:
-    """Return the name that upstream uses for an archive of this build, with the preset unless it is "dist"."""
+    """Return upstream's name for an archive of this build. It contains the preset if that is not "dist"."""
     usual = {"Linux": "cpu", "Darwin": "metal"}.get(system)
     what = [_SYSTEMS.get(system, system.lower()), *([backend] if backend != usual else [])]
     what += [_MACHINES.get(machine.lower(), machine.lower()), *([preset] if preset != "dist" else [])]
@@ -41,7 +42,10 @@ def archive_name(tag: str, system: str, machine: str, backend: str, preset: str)
 
 
 def sums(entries: Sequence[Entry]) -> Entry:
-    """Return the checksums for `sha256sum -c`. Links are omitted, because their targets are listed."""
+    """Return the file with checksums for `sha256sum -c`.
+
+    Links are left out, because the files they point to are listed.
+    """
     lines = (f"{hashlib.sha256(e.content).hexdigest()}  {e.name}\n" for e in entries if not e.link)
     return Entry(SUMS, "".join(lines).encode())
 
@@ -71,11 +75,10 @@ def _zip(file: IO[bytes], _folder: str, entries: Sequence[Entry], when: int) -> 
 
 
 def write(out: Path, folder: str, entries: Sequence[Entry], when: int, on_bytes: Callable[[int], None]) -> str:
-    """Write the archive under a temporary name, rename it, and return its SHA-256.
+    """Write the archive under a temporary name, and rename it. Return its SHA-256. Raise DiskError if that fails.
 
     when: the time stamp of every file in the archive
-    on_bytes: receives the number of bytes written so far
-    Raises DiskError.
+    on_bytes: called with the number of bytes written so far
     """
     partial, done = out.with_name(f".{out.name}.{os.getpid()}"), 0
     with writing(str(out), "name another place with --out"):
@@ -93,12 +96,13 @@ def write(out: Path, folder: str, entries: Sequence[Entry], when: int, on_bytes:
 
 
 def unpack(archive: Path, place: Path) -> Path:
-    """Unpack into `place`; the folder that has the programs."""
+    """Unpack an archive into `place`. Return the folder with the programs."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as packed:
             packed.extractall(place)
         return place
     with tarfile.open(archive) as tar:
-        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4, and a warning without it
+        # Python has this filter since 3.11.4, and newer versions warn if it is not set
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
         tar.extractall(place)
     return next(place.iterdir())

@@ -1,4 +1,4 @@
-"""Check that the archive runs elsewhere: unpack it into a new folder, and use models made now."""
+"""Check that the programs of an archive work elsewhere: unpack it into a new folder, and run it with new models."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ _SMALL = models.Geometry("package", layers=2, kv_heads=2, head_size=32)
 
 
 def check(archive: Path, vocabulary: Path) -> None:
-    """Raise VerifyError if a file contradicts SHA256SUMS, or if a program fails after unpacking."""
+    """Raise VerifyError if a file does not match SHA256SUMS, or if a program of the unpacked archive fails."""
     with tempfile.TemporaryDirectory(prefix="kvtool-package-") as place:
         work = Path(place) / "models"
         folder = unpack(archive, Path(place) / "unpacked")
@@ -47,7 +47,10 @@ def _passed(found: Finding) -> None:
 
 
 def _serves(folder: Path, speaker: Path, work: Path) -> None:
-    """Check that llama-server prints its version, answers, and has its web page if the manifest lists the page."""
+    """Check that llama-server prints its version and answers.
+
+    If the manifest lists the web page, check that it has one.
+    """
     server = _program(folder, "llama-server")
     process.capture([server, "--version"], error=VerifyError, timeout=60)
     arguments = [texts.FLAG, "-c", "2048", "-t", "1", "--no-warmup"]

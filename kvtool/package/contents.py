@@ -1,4 +1,4 @@
-"""Collect the contents of an archive: programs, their libraries, licences, the series, a manifest."""
+"""Collect the contents of an archive: programs, their libraries, licences, the patches as mails, and a manifest."""
 
 import json
 import platform
@@ -20,13 +20,13 @@ _LIBRARY = re.compile(r"(?:\.so[.\d]*|\.dylib|\.dll)$")
 
 
 def _programs(plan: Plan, targets: Sequence[str]) -> list[Path]:
-    """Return the built programs for users, without the tests."""
+    """Return the paths of the built programs for users. Tests are left out."""
     wanted = [name for name in targets if not name.startswith(("test-", BENCH_TARGET))]
     return list(filter(None, (process.program_in(name, plan.build_dir / "bin") for name in wanted)))
 
 
 def _libraries(plan: Plan, targets: Sequence[str]) -> list[Path]:
-    """Return the libraries in bin/ that the programs need, without leftovers of earlier builds."""
+    """Return the libraries in bin/ that the programs need. Libraries of earlier builds are left out."""
     asked = process.capture([plan.tools.ninja, "-C", plan.build_dir, "-t", "inputs", *targets], error=BuildError).stdout
     made = {(plan.build_dir / line).resolve() for line in asked.splitlines() if _LIBRARY.search(line)}
     return sorted(path for path in (plan.build_dir / "bin").iterdir() if path.resolve() in made)
@@ -39,7 +39,7 @@ def _file(path: Path) -> Entry:
 
 
 def _licences(project: Project, git: Git) -> list[Entry]:
-    """Return upstream's licence as in its archives, and the licences of compiled-in code, named by folder."""
+    """Return upstream's licence, and the licences of other code that is compiled in, named after its folder."""
     found = {}
     for path in git.entries("ls-files", "-z"):
         if _LICENCE.search(path) and not path.startswith("gguf-py/"):
@@ -52,7 +52,7 @@ def _licences(project: Project, git: Git) -> list[Entry]:
 
 
 def _compilers(build_dir: Path) -> dict[str, str]:
-    """Return the compiler of each language as CMake names it, such as {"C": "GNU 12.2.0"}."""
+    """Return the compiler of each language with CMake's name for it, such as {"C": "GNU 12.2.0"}."""
     found: dict[str, list[str]] = {}
     for file in sorted(build_dir.glob("CMakeFiles/[0-9]*/CMake*Compiler.cmake")):
         language = file.stem.removeprefix("CMake").removesuffix("Compiler")
@@ -62,14 +62,14 @@ def _compilers(build_dir: Path) -> dict[str, str]:
 
 
 def manifest(plan: Plan, git: Git, upstream: Upstream, mails: Sequence[Path]) -> dict[str, object]:
-    """Return the facts about the archive: its origin, and all that is needed to build it again."""
+    """Return the facts about the archive: where it is from, and everything that is needed to build it again."""
     return {
         "upstream": {"tag": upstream.tag, "tree": upstream.tree},
         "patched": {"commit": git.resolve("HEAD"), "tree": git.resolve("HEAD^{tree}")},
         "patches": [mail.name for mail in mails],
         "backend": plan.backend,
         "preset": plan.preset,
-        # everything that decides the result, without the places of this machine's tools
+        # all flags that affect the result, without the paths of this machine's tools
         "flags": {name: value for name, value in plan.flags.items() if not name.endswith("_LAUNCHER")},
         "compilers": _compilers(plan.build_dir),
         "system": f"{platform.system()} {platform.machine()}",
@@ -82,7 +82,10 @@ def manifest(plan: Plan, git: Git, upstream: Upstream, mails: Sequence[Path]) ->
 def gather(
     project: Project, plan: Plan, targets: Sequence[str], upstream: Upstream, mails: Sequence[Path]
 ) -> list[Entry]:
-    """Return all files except the checksums, in the order of the archive. targets: the built targets."""
+    """Return all files of the archive in their order, except the checksums.
+
+    targets: the targets that were built
+    """
     git = Git(project.tree)
     facts = manifest(plan, git, upstream, mails)
     return [

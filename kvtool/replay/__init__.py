@@ -1,1 +1,1 @@
-"""Replay commits in a scratch repository: apply, merge, rebase, export, compare."""
+"""Apply, merge, rebase, export and compare patches as commits in a temporary git repository."""

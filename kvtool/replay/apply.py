@@ -1,6 +1,6 @@
-"""Build the commits of a series on an upstream in a temporary index. No checkout and no ref changes.
+"""Apply a series to an upstream, as commits in a temporary index. No checkout and no ref changes.
 
-A conflict is an outcome, not an exception: every patch is tried and gets a report.
+A conflict is not raised as an exception. Every patch is tried and gets a report.
 """
 
 import re
@@ -16,32 +16,33 @@ from kvtool.series.patchfile import DIFF_FLAGS, Authored, Hunk, Mail, diff_size,
 from kvtool.series.series import LoadedPatch, NewFile, Series
 from kvtool.series.source import split_lines
 
-_RAW_DATE = re.compile(r"\d+ [-+]\d{4}")  # git reads few digits as a year unless a @ precedes them
+# git reads such a date as a year if it has few digits, unless a @ is in front of it
+_RAW_DATE = re.compile(r"\d+ [-+]\d{4}")
 NEW_FILES_MESSAGE = "kvtool: add the files of cpp/\n"
 
 
 @dataclass(frozen=True)
 class FailedHunk:
-    """A hunk that did not apply, or that landed in the wrong place.
+    """Report a hunk that did not apply, or that git applied at a wrong place.
 
-    The lines are known only if the tree that the patch was made on is available.
+    Its lines are known only if the tree that the patch was made on is available.
     """
 
     path: str
-    number: int  # 1-based in its file, 0 for the whole file
+    number: int  # number of the hunk in its file from 1 on, 0 for the whole file
     total: int
     header: str  # "@@ -10,3 +10,5 @@ function"
     reason: str
     expected: tuple[str, ...] = ()  # the lines that the hunk changes
-    wanted: tuple[str, ...] = ()  # the lines that the hunk produces
-    found: tuple[str, ...] = ()  # the lines of the new upstream in that place
+    wanted: tuple[str, ...] = ()  # the lines that the hunk puts in their place
+    found: tuple[str, ...] = ()  # the lines of the new upstream at the place of the hunk
     behind: str = ""  # upstream commit that changed the lines, if its history is available
     cause: str = ""  # the kind of conflict in one or two words, such as "renamed identifier"
     diff: tuple[str, ...] = ()  # from the expected lines to upstream's lines, with context
 
     @classmethod
     def of(cls, hunk: Hunk, reason: str, cause: str = "") -> Self:
-        """Create the report of a hunk that failed."""
+        """Make the report of a hunk that failed."""
         header = f"{hunk.header} {hunk.function}".strip()
         return cls(hunk.path, hunk.number, hunk.total, header, reason, cause=cause)
 
@@ -52,18 +53,18 @@ class FailedHunk:
 
 @dataclass(frozen=True)
 class PatchReport:
-    """The outcome of one patch."""
+    """Report the outcome of one patch."""
 
     id: str
     outcome: PatchOutcome
-    commit: str = ""  # "" unless the patch was applied
+    commit: str = ""  # id of the commit, "" unless the patch was applied
     hunks: int = 0
-    added: int = 0  # lines
-    removed: int = 0  # lines
+    added: int = 0  # number of added lines
+    removed: int = 0  # number of removed lines
     failed: tuple[FailedHunk, ...] = ()  # hunks that conflict
     blocked_by: str = ""  # id of the failed patch that this patch seems to need
-    moved: tuple[str, ...] = ()  # places to review, such as a hunk that landed in another function than recorded
-    lost: str = ""  # how much of the patch disappeared, "" for nothing
+    moved: tuple[str, ...] = ()  # notes about places to review, for example a hunk that is now in another function
+    lost: str = ""  # which part of the patch disappeared, "" for nothing
     seconds: float = 0.0
 
     @property
@@ -73,7 +74,7 @@ class PatchReport:
 
 
 class Blob(NamedTuple):
-    """A file of a git tree."""
+    """Hold a file of a git tree."""
 
     mode: str  # "100644" or "100755"
     id: str
@@ -81,7 +82,7 @@ class Blob(NamedTuple):
 
 
 def blobs_of(git: Git, files: Sequence[NewFile]) -> list[Blob]:
-    """Write the files of cpp/ into a repository as blobs."""
+    """Store the files of cpp/ as blobs in a repository."""
     names = "".join(f"{file.source.absolute()}\n" for file in files)
     ids = git.run("hash-object", "-w", "--no-filters", "--stdin-paths", input=names).stdout.split()
     modes = ("100755" if file.executable else "100644" for file in files)
@@ -90,10 +91,10 @@ def blobs_of(git: Git, files: Sequence[NewFile]) -> list[Blob]:
 
 @dataclass(frozen=True)
 class Commit(Authored):
-    """A commit of a patched tree with its diff, written with DIFF_FLAGS."""
+    """Hold a commit of a patched tree, with its diff as git prints it with DIFF_FLAGS."""
 
     id: str
-    parents: tuple[str, ...]  # several for a merge
+    parents: tuple[str, ...]  # ids of the parents; a merge has several
 
     @property
     def parent(self) -> str:
@@ -102,11 +103,12 @@ class Commit(Authored):
 
 
 def commits_of(git: Git, base: str, head: str) -> tuple[Commit, ...]:
-    """Return the commits of base..head, oldest first. Runs git once."""
+    """Return the commits base..head, the oldest first. Runs git once."""
     flags = ("--reverse", "--topo-order", "--date=raw", "-p", *DIFF_FLAGS)
     log = git.raw("log", *flags, "--format=%x00%x00%H%n%P%n%an%n%ae%n%ad%n%B%x00", f"{base}..{head}")
     commits = []
-    for entry in re.split(rb"\0\0(?=[0-9a-f]{40}\n)", log)[1:]:  # text files may contain NULs, too
+    # an entry starts with two NULs and an id, because the text of a file may contain NULs, too
+    for entry in re.split(rb"\0\0(?=[0-9a-f]{40}\n)", log)[1:]:
         said, _, diff = entry.partition(b"\0")
         commit, parents, name, email, date, message = said.decode("utf-8", "surrogateescape").split("\n", 5)
         commits.append(Commit(name, email, date, message, diff.lstrip(b"\n"), commit, tuple(parents.split())))
@@ -114,17 +116,17 @@ def commits_of(git: Git, base: str, head: str) -> tuple[Commit, ...]:
 
 
 def upstream_lines(reports: Sequence[PatchReport]) -> int:
-    """Return the number of changed lines in upstream files, over all patches."""
+    """Return the number of lines that all patches together change in upstream's own files."""
     return sum(report.added + report.removed for report in reports)
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A series built as commits."""
+    """Hold a series that was applied, as commits."""
 
     base: str
     head: str  # the last commit
-    tree: str  # tree of the last commit
+    tree: str  # id of the git tree of the last commit
     reports: tuple[PatchReport, ...]
 
     @property
@@ -138,29 +140,29 @@ class Applied:
     """What kvtool applied to a tree; stored in `.git/kvtool/state.json`."""
 
     tag: str
-    tree: str  # tree id of the upstream
-    digest: str  # Series.digest
-    base: str  # commit
-    head: str  # commit
-    pinned: bool = False  # the user named the tag, so a new `current` in the lock does not make the tree stale
+    tree: str  # id of upstream's git tree
+    digest: str  # hash of the series, see Series.digest
+    base: str  # id of the commit of unpatched upstream
+    head: str  # id of the last commit
+    pinned: bool = False  # the user named the tag, so the tree stays valid when the lock's current tag changes
     patches: tuple[PatchReport, ...] = ()  # in the order of the series
-    groups: tuple[str, ...] = ()  # groups of the series that the tree has, empty for all
+    groups: tuple[str, ...] = ()  # groups of the series that the tree contains; empty if it contains the whole series
 
 
 def applied_of(series: Series, replayed: Replayed, *, pinned: bool) -> Applied:
-    """Describe a replayed series for state.json."""
+    """Return the record for state.json of a series that was applied."""
     up, result = series.upstream, (replayed.base, replayed.head, pinned, replayed.reports)
     return Applied(up.tag, up.tree, series.digest, *result, series.groups)
 
 
 def _listed(names: Sequence[str], between: str = ", ") -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first five names, and the number of the others."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return between.join(names[:5]) + more
 
 
 class Builder:
-    """Build a chain of commits with a separate index. `commit` and `tree` are those of the last commit."""
+    """Make a chain of commits with an index of its own. `commit` and `tree` belong to the last commit."""
 
     def __init__(self, scratch: Scratch, commit: str) -> None:
         self.git, self.commit = scratch, commit
@@ -169,19 +171,22 @@ class Builder:
         self.reset()
 
     def commit_files(self, files: tuple[NewFile, ...], message: str = NEW_FILES_MESSAGE) -> None:
-        """Commit the files of cpp/, if any. UsageError if upstream has one of the paths, as a file or a folder."""
+        """Commit the files of cpp/, if there are any.
+
+        Raise UsageError if upstream has a file or a folder with one of their paths.
+        """
         theirs = self.git.paths(self.tree)
         taken = theirs | folders(theirs)
         if odd := next((file for file in files if folders([file.path]) & theirs), None):
             (above,) = folders([odd.path]) & theirs
             raise UsageError(
-                f"upstream has a file {above}, where cpp/ has a folder: {odd.path}",
+                f"upstream has a file {above}, but cpp/ has a folder of this name: {odd.path}",
                 why=f"cpp/{odd.path} would replace it",
                 next_step=f"rename the folder cpp/{above}",
             )
         if odd := next((file for file in files if file.path in taken - theirs), None):
             raise UsageError(
-                f"upstream has a folder {odd.path}, where cpp/ has a file",
+                f"upstream has a folder {odd.path}, but cpp/ has a file of this name",
                 why="the file would replace the folder",
                 next_step=f"rename cpp/{odd.path}",
             )
@@ -192,7 +197,7 @@ class Builder:
         self.commit_blobs(blobs_of(self.git, files), message)
 
     def _taken_error(self, files: Sequence[NewFile]) -> UsageError:
-        """Return the error for files of cpp/ at paths that upstream has."""
+        """Return the error for files of cpp/ whose paths upstream uses."""
         found = self.git.blobs(*(f"{self.tree}:{file.path}" for file in files))
         theirs = dict(zip(files, found, strict=True))
         same = [file for file, (blob, text) in theirs.items() if blob and text == file.source.read_bytes()]
@@ -208,18 +213,18 @@ class Builder:
             ]
             return UsageError(
                 f"upstream has {_listed(other)} already",
-                why="a file of cpp/ would replace upstream's, and cpp/ holds new files only",
+                why="cpp/ is only for new files; a file of upstream can be changed only by a patch",
                 next_step="\n".join((*steps, f"also {removal}") if removal else steps),
                 output="\n".join(ours) if len(ours) > 5 else "",
             )
         return UsageError(
-            f"upstream has {_listed([file.path for file in same])} by now, with the same content",
-            why="the files in cpp/ are the same byte for byte, and cpp/ holds new files only",
+            f"upstream has {_listed([file.path for file in same])} now, with the same content",
+            why="cpp/ is only for new files, and these are equal to upstream's",
             next_step=f"{removal}; then run the command again",
         )
 
     def commit_blobs(self, blobs: Sequence[Blob], message: str = NEW_FILES_MESSAGE) -> None:
-        """Commit new files, if any."""
+        """Commit new files, if there are any."""
         self.add_blobs(blobs)
         self.commit_index(message)
 
@@ -229,18 +234,21 @@ class Builder:
             self.git.run("update-index", "-z", "--index-info", input=lines, env=self._env)
 
     def put_entries(self, entries: Mapping[str, Entry]) -> None:
-        """Set paths of the index to the given states."""
+        """Set paths of the index to the given states. A state without a mode removes the path."""
         gone = [f"0 {'0' * 40}\t{path}\0" for path, entry in entries.items() if not entry.mode]
         here = [f"{entry.mode} {entry.id}\t{path}\0" for path, entry in entries.items() if entry.mode]
         self.git.run("update-index", "-z", "--replace", "--index-info", input="".join(gone + here), env=self._env)
 
     def apply_error(self, diff: bytes, *flags: str) -> str | None:
-        """Return git's error message if a diff does not apply to the index, or None if it does."""
+        """Return git's error message if a diff does not apply to the index, and None if it applies."""
         done = self.git.run("apply", "--cached", "--check", "-C1", *flags, "-", input=diff, env=self._env, check=False)
         return done.stderr if done.returncode != 0 else None
 
     def apply(self, diff: bytes, *flags: str) -> bool:
-        """Apply a diff to the index, completely or not at all. With --3way, a failure leaves the index unmerged."""
+        """Apply a diff to the index, completely or not at all. Return whether it applied.
+
+        With --3way, a diff that does not apply leaves an index with conflicts.
+        """
         done = self.git.run("apply", "--cached", "-C1", *flags, "-", input=diff, env=self._env, check=False)
         return done.returncode == 0
 
@@ -249,15 +257,18 @@ class Builder:
         return self.git.raw("diff-tree", "-p", *DIFF_FLAGS, before, after)
 
     def reset(self, tree: str = "") -> None:
-        """Reset the index to a tree, or to the last commit."""
+        """Reset the index to a tree. Without one, reset it to the last commit."""
         self.git.run("read-tree", tree or self.tree, env=self._env)
 
     def write_tree(self) -> str:
-        """Write the index as a tree and return its id."""
+        """Write the index as a git tree, and return its id."""
         return self.git.line("write-tree", env=self._env)
 
     def commit_index(self, message: str, *, author: Authored | None = None, tree: str = "") -> str | None:
-        """Commit the index, or `tree` if the caller wrote it already. Return None if nothing changed."""
+        """Commit the index, and return the id of the commit. Return None if nothing changed.
+
+        tree: the id of the index's tree, if the caller has written it
+        """
         tree = tree or self.write_tree()
         if tree == self.tree:
             return None
@@ -280,9 +291,12 @@ class Builder:
 
 
 def replay(scratch: Scratch, base: str, series: Series, message: str = NEW_FILES_MESSAGE) -> Replayed:
-    """Build base + files of cpp/ + each wanted patch. Equal input produces equal commit ids on every machine.
+    """Apply a series: commit the files of cpp/, then each patch that series.toml includes on this upstream.
 
-    message: message of the commit with the files of cpp/
+    The same input gives the same commit ids on every machine.
+
+    base: the id of the commit of unpatched upstream
+    message: the message of the commit with the files of cpp/
     """
     builder = Builder(scratch, base)
     builder.commit_files(series.files, message)
@@ -299,7 +313,7 @@ def replay(scratch: Scratch, base: str, series: Series, message: str = NEW_FILES
 def _name_later_patches(
     builder: Builder, report: PatchReport, failed: LoadedPatch, later: Sequence[LoadedPatch]
 ) -> PatchReport:
-    """Return the report of a conflict, with the later patches that must be applied first, if there are any."""
+    """Return the report of a conflict with the names of later patches that must come first, if there are any."""
     needed = _patches_needed(builder, failed, [loaded for loaded in later if loaded.wanted])
     if not needed:
         return report
@@ -310,7 +324,7 @@ def _name_later_patches(
 
 
 def _patches_needed(builder: Builder, failed: LoadedPatch, later: Sequence[LoadedPatch]) -> list[str]:
-    """Return the smallest set of later patches that makes a failed patch apply; empty if there is none."""
+    """Return the fewest later patches after which a failed patch applies; empty if there are none."""
     paths = {file.path for file in parse_diff(failed.mail.diff)}
     near = [loaded for loaded in later if paths & {file.path for file in parse_diff(loaded.mail.diff)}]
 
@@ -333,14 +347,14 @@ def _patches_needed(builder: Builder, failed: LoadedPatch, later: Sequence[Loade
 class MissingLines:
     """Record the lines that failed patches would have added.
 
-    A later patch whose context needs one of them is reported as blocked, not as a conflict.
+    If the context of a later patch needs such a line, that patch is reported as blocked instead of as a conflict.
     """
 
     def __init__(self) -> None:
         self._missing: list[tuple[str, str, frozenset[bytes]]] = []  # patch, path, lines
 
     def record_failure(self, builder: Builder, patch: str, diff: bytes, failed: tuple[FailedHunk, ...]) -> PatchReport:
-        """Return the report of a patch that does not apply, and record its lines."""
+        """Return the report of a patch that does not apply, and record the lines that it would have added."""
         blocker = self._blocker(builder.git, builder.tree, diff, failed)
         for file in parse_diff(diff):
             added = frozenset(line for piece in pieces_of(file) for line in set(piece.after) - set(piece.before))
@@ -349,7 +363,7 @@ class MissingLines:
         return PatchReport(patch, outcome, "", *diff_size(diff), failed, blocker)
 
     def _blocker(self, git: Git, tree: str, diff: bytes, failed: tuple[FailedHunk, ...]) -> str:
-        """Return the id of the failed patch that a failed hunk seems to need, or ""."""
+        """Return the id of the failed patch that a failed hunk seems to need, "" if there is none."""
         at = {(hunk.path, hunk.number) for hunk in failed}
         for file in parse_diff(diff):
             known = [(patch, lines) for patch, path, lines in self._missing if path == file.path]
@@ -363,7 +377,10 @@ class MissingLines:
 
 
 def replay_patch(builder: Builder, loaded: LoadedPatch, missing: MissingLines, *, strict: bool = False) -> PatchReport:
-    """Apply one patch by its context and commit it. If `strict`, a hunk in an unrecorded function is a conflict."""
+    """Apply one patch by its context lines, and commit it.
+
+    strict: report a conflict if a hunk lands in another function than the patch file names
+    """
     name, mail = loaded.patch.id, loaded.mail
     if not loaded.wanted:
         return PatchReport(name, PatchOutcome.SKIPPED)
@@ -387,7 +404,10 @@ def replay_patch(builder: Builder, loaded: LoadedPatch, missing: MissingLines, *
 
 
 def is_applied_already(builder: Builder, mail: Mail) -> bool:
-    """Return True if the reverse patch applies, and removes each hunk from the function that the patch recorded."""
+    """Return True if a patch is in the tree already.
+
+    This is the case if the reverse patch applies, and removes each hunk from the function that the patch file names.
+    """
     builder.reset()
     if not builder.apply(mail.diff, "--reverse"):
         builder.reset()
@@ -409,12 +429,12 @@ def failed_hunks(builder: Builder, diff: bytes) -> tuple[FailedHunk, ...]:
                 failed.append(FailedHunk.of(hunk, _translate_error(said)))
         if not file.hunks and (said := builder.apply_error(file.head)) is not None:
             failed.append(FailedHunk(file.path, 0, 0, "", _translate_error(said)))
-    # fallback: each hunk applies alone, but all hunks together do not
+    # Each hunk applies alone, but not all of them together. So report the patch's first file as a whole.
     return tuple(failed) or (FailedHunk(files[0].path, 0, 0, "", _translate_error(builder.apply_error(diff) or "")),)
 
 
 def _translate_error(said: str) -> str:
-    """Translate the error message of git apply."""
+    """Translate an error message of git apply into one for users."""
     if "does not exist in index" in said or "No such file" in said:
         return "upstream has no such file"
     if "already exists" in said:
@@ -425,9 +445,10 @@ def _translate_error(said: str) -> str:
 
 
 def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
-    """Return hunks that landed in another function than the patch recorded, as path and note.
+    """Return the hunks that landed in another function than the patch file names, as pairs of path and note.
 
-    Returns nothing for a patch with more than one line of context, because its hunks are split differently.
+    Returns nothing for a patch with more than one line of context. git divides such a patch into other hunks, so they
+    cannot be compared one by one.
     """
     expected, actual = hunk_headings(mail.diff), hunk_headings(builder.diff_of(builder.tree, tree))
     return [
@@ -438,12 +459,15 @@ def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
 
 
 def conflict_error(reports: tuple[PatchReport, ...], label: str) -> KvtoolError | None:
-    """Return the error for a replay that is not complete, or None. It names the first patch that needs the user."""
+    """Return the error of a series that did not apply completely, or None.
+
+    It names the first patch that needs the user.
+    """
     bad = [report for report in reports if report.needs_user]
     if not bad:
         return None
     first, *others = bad
-    also = f"; also in the way: {_listed([report.id for report in others])}" if others else ""
+    also = f"; these fail, too: {_listed([report.id for report in others])}" if others else ""
     next_step = "correct the patch (docs/guides/follow-upstream.md: resolve a conflict); the tree is unchanged"
     if first.failed and first.failed[0].cause == "reordered series":
         next_step = (

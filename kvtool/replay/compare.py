@@ -1,15 +1,14 @@
 """Compare two states of the series.
 
-A state is the commits of the patches on an upstream:
+A state is the commits of the patches on an upstream tag. The user names it in one of these ways:
 
-TAG        patches/ and cpp/ in the project, on that upstream of the lock
-.          the same, on the lock's current upstream
-REV        patches/ and cpp/ at a revision of the project's git repository, on the current upstream of its lock
-REV:TAG    the same, on another upstream
-tree       the commits of the patched tree
+TAG        patches/ and cpp/ as they are now, on this tag of upstream.lock .          patches/ and cpp/ as they are now,
+on the lock's current tag REV        patches/ and cpp/ at a revision of the project's git repository, on the tag that
+its lock names as current REV:TAG    patches/ and cpp/ at a revision, on another tag tree       the commits of the
+patched tree
 
-git's range-diff compares one pair of commits at a time, and the ids of the patches define the pairs. By itself,
-range-diff pairs commits by similarity, and reports a small patch with one changed line as removed and added.
+Commits are paired by the ids of their patches, and git range-diff compares one pair at a time. Without that, range-diff
+would pair commits by similarity, and would report a small patch with one changed line as removed and added.
 """
 
 from dataclasses import dataclass, replace
@@ -28,9 +27,11 @@ WORKING, TREE = ".", "tree"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state of the series as commits base..head. revision: the full commit id, "" for working files or the tree.
+    """Hold a state of the series as the commits base..head.
 
-    missing: patches that do not apply there, "id: outcome"; ids: patch id by commit.
+    revision: the full id of the project's commit, "" for the files as they are now and for the tree
+    missing: the patches that do not apply there, as "id: outcome"
+    ids: the id of each commit's patch, by commit id
     """
 
     name: str
@@ -43,12 +44,15 @@ class Snapshot:
 
 
 def tree_snapshot(applied: Applied, head: str) -> Snapshot:
-    """Return the state `tree`: the commits of a patched tree up to `head`."""
+    """Return the state `tree`: the commits of the patched tree up to `head`."""
     return Snapshot(TREE, "", applied.tag, applied.base, head, (), _ids(applied.patches))
 
 
 def snapshot(context: SeriesContext, name: str, scratch: Scratch) -> Snapshot:
-    """Build the commits of a state in a scratch repository. UsageError if `name` is not a state (`tree` is not)."""
+    """Build the commits of a state in a temporary repository. Raise UsageError if `name` is not a state.
+
+    The state `tree` is not built here; see tree_snapshot().
+    """
     revision, colon, tag = name.rpartition(":")
     if not colon:
         revision, tag = ("", name) if name in context.lock.upstreams else (name, "")
@@ -68,7 +72,7 @@ def _ids(reports: tuple[PatchReport, ...]) -> dict[str, str]:
 
 
 def _extract(project: Project, revision: str, place: Path) -> str:
-    """Write patches/ and cpp/ of a revision into `place`; the revision's commit id."""
+    """Write patches/ and cpp/ of a revision into `place`, and return the full id of its commit."""
     git = Git(project.root)
     commit = git.resolve(f"{revision}^{{commit}}")
     if commit is None:
@@ -76,7 +80,11 @@ def _extract(project: Project, revision: str, place: Path) -> str:
         raise UsageError(
             f"{revision!r} is neither an upstream nor a revision",
             why="patches/upstream.lock does not know it"
-            + (f", and {project.root} has no such commit" if inside else f", and {project.root} is no git repository"),
+            + (
+                f", and {project.root} has no such commit"
+                if inside
+                else f", and {project.root} is not a git repository"
+            ),
             next_step="name a tag of the lock, a commit of this repository, REV:TAG, `.` or `tree`",
         )
     prefix = git.line("rev-parse", "--show-prefix")
@@ -88,7 +96,7 @@ def _extract(project: Project, revision: str, place: Path) -> str:
         if git.resolve(f"{commit}:{prefix}{folder}"):
             there.run("read-tree", f"--prefix={folder}/", f"{commit}:{prefix}{folder}", env=env)
     if not git.resolve(f"{commit}:{prefix}patches/series.toml"):
-        raise UsageError(f"{revision} has no patches/series.toml", why=f"commit {commit[:10]} is no kvtool project")
+        raise UsageError(f"{revision} has no patches/series.toml", why=f"commit {commit[:10]} is not a kvtool project")
     there.run("checkout-index", "--all", env=env)
     return commit
 
@@ -96,18 +104,19 @@ def _extract(project: Project, revision: str, place: Path) -> str:
 # --- two states --------------------------------------------------------------------------------------------------
 
 _SIGNS = {"same": "=", "changed": "!", "removed": "<", "added": ">"}
-# With git's three lines of context every change of upstream's nearby would count as a change of the patch.
+# git would compare three lines of context, and report a patch as changed if upstream changed a line near it
 _RANGE_DIFF = ("-c", "diff.context=1", "range-diff", "--no-color")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A commit of one state and its counterpart.
+    """Hold a commit of one state and its counterpart in the other.
 
-    id: patch id, "" for the commit with the files of cpp/ and for commits that are not a patch yet
-    change: same | changed | removed | added
-    before, after: commit ids, "" for none
-    diff: for a changed commit, git's diff of the two diffs, indented as git does
+    id: the id of the patch; "" for the commit with the files of cpp/, and for a commit that is not a patch yet
+    change: "same", "changed", "removed" or "added"
+    before: the id of the first state's commit, "" for none
+    after: the id of the second state's commit, "" for none
+    diff: for a changed commit, git's diff of the two diffs; "" otherwise
     """
 
     id: str
@@ -119,14 +128,14 @@ class Pair:
 
 
 def range_diff(git: Git, before: Snapshot, after: Snapshot) -> tuple[Pair, ...]:
-    """Pair the commits of two states: by patch id, and by subject for commits that are not a patch yet."""
+    """Pair the commits of two states by patch id. Commits that are not a patch yet are paired by their subject."""
     old, new = _commits(git, before), _commits(git, after)
     names = (*(name for name in old if name not in new), *new)
     return tuple(_pair(git, old.get(name), new.get(name)) for name in names)
 
 
 def _commits(git: Git, state: Snapshot) -> dict[str, tuple[str, str, str]]:
-    """Return the commits of a state in order: the key that identifies the patch, its id, the commit and the subject."""
+    """Return the commits of a state in order: by a key for the patch, its id, the commit and the subject."""
     log = git.entries("log", "-z", "--reverse", "--topo-order", "--format=%H %s", f"{state.base}..{state.head}")
     told = [(state.ids.get(entry[:40], ""), entry[:40], entry[41:]) for entry in log]
     found: dict[str, tuple[str, str, str]] = {}
@@ -141,14 +150,14 @@ def _pair(git: Git, old: tuple[str, str, str] | None, new: tuple[str, str, str] 
     patch, _, subject = new or old or ("", "", "")
     if not (before and after):
         return Pair(patch, subject, "added" if after else "removed", before, after)
-    # a creation factor this high makes git pair the two whatever they hold
+    # with such a high creation factor, git pairs the two commits however different they are
     done = git.run(*_RANGE_DIFF, "--creation-factor=100000", f"{before}^..{before}", f"{after}^..{after}")
     diff = done.stdout.partition("\n")[2].rstrip("\n")
     return Pair(patch, subject, "changed" if diff else "same", before, after, diff)
 
 
 def text(pairs: tuple[Pair, ...]) -> str:
-    """Format the pairs as range-diff does: a line for each pair, followed by the changes of the patch."""
+    """Format the pairs as git range-diff does: one line for each pair, then the changes of its patch."""
     lines: list[str] = []
     for pair in pairs:
         before, after = (commit[:10] or "-" * 10 for commit in (pair.before, pair.after))
@@ -159,7 +168,10 @@ def text(pairs: tuple[Pair, ...]) -> str:
 
 
 def code_diff(git: Git, before: Snapshot, after: Snapshot) -> str:
-    """Return the diff of the files that either state changes, without upstream's own changes to other files."""
+    """Return the diff of the files that a patch of either state changes.
+
+    Files that only upstream changed are left out.
+    """
     paths = {path for side in (before, after) for path in git.changed(side.base, side.head)}
     if not paths:
         return ""

@@ -1,4 +1,4 @@
-"""Find the cause of a hunk's conflict, and a diff between the lines it expects and upstream's lines. Runs no git."""
+"""Find why a hunk does not apply, and compare the lines that it expects with upstream's lines. Git is not run."""
 
 import difflib
 import re
@@ -10,8 +10,8 @@ from kvtool.series.patchfile import Piece
 from kvtool.series.placement import LineMap
 from kvtool.series.source import SourceFile, squeezed
 
-CONTEXT = 3  # lines around a difference
-_MOST = 40  # lines of upstream worth keeping for a report
+CONTEXT = 3  # lines of context around a difference
+_MOST = 40  # most lines of upstream that are kept for a report
 _WORD = re.compile(rb"[A-Za-z_]\w*|\d[\w.]*|\S")
 _MapLines = Callable[[SourceFile, SourceFile], LineMap]
 
@@ -27,16 +27,17 @@ def add_cause(
 ) -> FailedHunk:
     """Return the failed hunk with its lines, its cause and a diff.
 
-    old, new: the file that the patch was made on, and upstream's file
-    moved_to: where upstream has the lines now ("path:line"), "" if that is unknown
-    moved: the first line of the function if the whole function moved there, "" for a line of the hunk
+    old: the file that the patch was made on
+    new: upstream's file
+    moved_to: where upstream has the lines now, as "path:line"; "" if that is unknown
+    moved: if the whole function moved there, its first line; "" if only a line of the hunk did
     """
     region = map_lines(old, new).map_range(piece.start, piece.start + len(piece.before))
     cause, reason = hunk.cause, hunk.reason
     if not cause:
         cause, reason, region = _cause(piece, old, new, region, map_lines, moved_to, moved)
     found = new.lines[region.start : region.stop]
-    # A diff does not show line ends or trailing white space, so the cause names them.
+    # a diff does not show different line ends and white space at the end, so the cause names them
     shown = () if cause == "line ends" or (not new.lines and not found) else _diff(piece, old, new, region)
     expected, wanted, there = (_decoded(lines) for lines in (piece.before, piece.after, found[:_MOST]))
     return replace(hunk, cause=cause, reason=reason, expected=expected, wanted=wanted, found=there, diff=shown)
@@ -51,7 +52,7 @@ def _cause(
     moved_to: str,
     moved: str,
 ) -> tuple[str, str, range]:
-    """Return the cause, a sentence about it, and the lines of upstream's file that it is about."""
+    """Return the cause of a conflict, a sentence about it, and the lines of upstream's file that the sentence means."""
     if not new.lines:
         there = f"; {moved or 'a line of it'} is in {moved_to} now" if moved_to else ""
         return "deleted lines", f"upstream has no such file any more{there}", region
@@ -68,7 +69,8 @@ def _cause(
         return "already upstream", "upstream already has the lines that the patch adds", region
     if (place := _equal_after(_blank, piece, old, new, map_lines)) is not None:
         return "white space", "upstream changed only the white space of the lines", place
-    known = {squeezed(line) for line in old.lines}  # equal lines that the file had before are a coincidence
+    # if a line was in the old file already, that it is equal says nothing
+    known = {squeezed(line) for line in old.lines}
     if any(len(line) > 4 for line in mine & theirs - known):
         return "already upstream", "upstream already has a part of the lines that the patch adds", region
     missing = [line for line in piece.before if squeezed(line) and squeezed(line) not in theirs]
@@ -101,7 +103,10 @@ def _blank(text: bytes) -> bytes:
 def _equal_after(
     normalize: Callable[[bytes], bytes], piece: Piece, old: SourceFile, new: SourceFile, map_lines: _MapLines
 ) -> range | None:
-    """Return the lines of upstream's file that equal the hunk's lines once both are normalized, None if none do."""
+    """Return the lines of upstream's file that are equal to the hunk's lines after both are normalized.
+
+    Returns None if they are not equal, or if they were equal before.
+    """
     sides = [SourceFile(normalize(side.text), "", "") for side in (old, new)]
     region = map_lines(*sides).map_range(piece.start, piece.start + len(piece.before))
     wanted = [normalize(line) for line in piece.before]
@@ -110,7 +115,10 @@ def _equal_after(
 
 
 def _renamed(missing: Sequence[bytes], found: Sequence[bytes]) -> dict[str, str]:
-    """Return the new name of each renamed identifier if renames alone turn the missing lines into upstream's lines."""
+    """Return the new name of each renamed identifier.
+
+    Returns names only if renames alone turn the missing lines into lines of upstream; otherwise nothing.
+    """
     names: dict[bytes, bytes] = {}
     for line in missing:
         fitting = [pairs for other in found if (pairs := _identifier_changes(line, other, names))]
@@ -118,12 +126,15 @@ def _renamed(missing: Sequence[bytes], found: Sequence[bytes]) -> dict[str, str]
             return {}
         names |= sorted(fitting, key=len)[0]
     text = {old.decode("utf-8", "replace"): new.decode("utf-8", "replace") for old, new in names.items()}
-    is_order = set(names) & set(names.values())  # the same names in another order
+    is_order = set(names) & set(names.values())  # if old and new names overlap, names were exchanged and not renamed
     return text if len(text) <= CONTEXT and not is_order else {}
 
 
 def _identifier_changes(line: bytes, other: bytes, known: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return the identifiers that differ between two lines; none if more differs, or if `known` contradicts it."""
+    """Return the identifiers that differ between two lines, with their new names.
+
+    Returns nothing if the lines differ in anything else, or if `known` has another new name for an identifier.
+    """
     before, after = _WORD.findall(line), _WORD.findall(other)
     pairs = {(a, b) for a, b in zip(before, after, strict=False) if a != b}
     if len(before) != len(after) or 2 * len(pairs) > len(before) or len(dict(pairs)) != len(pairs):
@@ -133,7 +144,7 @@ def _identifier_changes(line: bytes, other: bytes, known: Mapping[bytes, bytes])
 
 
 def _nearest(piece: Piece, new: SourceFile, region: range) -> range:
-    """Return the part of a large region that resembles the hunk's lines most, by their words."""
+    """Return the part of a large region that shares most words with the hunk's lines."""
     size = len(piece.before)
     if len(region) <= 3 * size + _MOST:
         return region
@@ -145,7 +156,7 @@ def _nearest(piece: Piece, new: SourceFile, region: range) -> range:
 
 
 def _diff(piece: Piece, old: SourceFile, new: SourceFile, region: range) -> tuple[str, ...]:
-    """Return a diff from the lines that the patch expects to upstream's lines, with a few lines of context."""
+    """Return a diff from the lines that the patch expects to upstream's lines, with three lines of context."""
     start, stop = piece.start, piece.start + len(piece.before)
     region = _nearest(piece, new, region)
     before = old.lines[max(start - CONTEXT, 0) : stop + CONTEXT]

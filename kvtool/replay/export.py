@@ -1,9 +1,12 @@
-"""Turn the commits of a tree back into patches/ and cpp/: assign commits to patches, and plan the changed files.
+"""Turn the commits of a patched tree into patches/ and cpp/.
 
-The path of an edit decides: a path that upstream has belongs to a patch, and a new file to cpp/. A new file that
-cpp/ cannot hold (paths.py) belongs to a patch, too. identity.py matches commits with patches. A commit
-`fixup! <subject, id or commit>` (also squash! and amend!) is folded into that patch. Any other commit with changes for
-a patch is a new patch, at its place in the order.
+The functions here find the patch of each commit, and plan which files change. The path of a changed file decides where
+its change goes. If upstream has the path, the change goes into a patch. A new file goes into cpp/, or into a patch if
+cpp/ cannot hold it (see paths.py).
+
+identity.py finds the patch of a commit. A commit with a subject such as `fixup! <subject, id or commit>` (also squash!
+and amend!) is folded into the patch that it names. Any other commit that changes files of upstream becomes a new patch,
+at its place in the order of the commits.
 """
 
 import contextlib
@@ -57,36 +60,48 @@ _FIXUP = re.compile(r"^(fixup|squash|amend)! ")
 
 @dataclass
 class PatchCommits:
-    """A patch and its commits."""
+    """Hold a patch and the commits that it is made of."""
 
     id: str  # "" for a new patch
-    commits: list[tuple[Commit, bytes]]  # each with its diff; the first commit is the patch, the others are fixups
+    # the commits with their diffs; the first one is the patch, the others are fixups
+    commits: list[tuple[Commit, bytes]]
     message: str
-    made: str = ""  # the squashed commit, "" if the fixups removed every change
+    made: str = ""  # id of the squashed commit, "" if the fixups removed every change
     absorbed: list[str] = field(default_factory=list)  # ids of other patches whose changes these commits contain
-    name: str = ""  # the id that plan_export assigns to a new patch
+    name: str = ""  # id of a new patch; plan_export() sets it
 
     @property
     def first(self) -> Commit:
-        """Return the first commit of the patch, which defines its author and message."""
+        """Return the first commit of the patch. The patch has its author and message."""
         return self.commits[0][0]
 
 
 @dataclass(frozen=True)
 class FoldedSeries:
-    """The commits of a tree as a series: files of cpp/, patches in order, last commit and its tree."""
+    """Hold the commits of a tree as a series.
+
+    files: the files of cpp/
+    patches: the patches in order
+    head: the id of the last commit
+    tree: the id of the last commit's tree
+    """
 
     files: tuple[Blob, ...]
     patches: tuple[PatchCommits, ...]
     head: str
     tree: str
-    dropped: tuple[str, ...] = ()  # ids of patches without a commit: squashed into others, or named by the user
-    losses: tuple[str, ...] = ()  # the parts of the commits that are not kept, a sentence each
+    # ids of patches that have no commit: they were squashed into others, or the user dropped them
+    dropped: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()  # one sentence for each part of the commits that is not kept
 
 
 @dataclass(frozen=True)
 class ExportChoices:
-    """The user's decisions about patches: COMMIT=ID (this commit is that patch), and patches to drop."""
+    """Hold the user's decisions.
+
+    assign: texts COMMIT=ID, which say that this commit is that patch
+    drop: ids of patches to remove from the series
+    """
 
     assign: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
@@ -100,10 +115,10 @@ def squash_fixups(
     series: Series,
     choices: ExportChoices | None = None,
 ) -> FoldedSeries:
-    """Fold base..head into a series with the same final tree.
+    """Fold the fixups of base..head into their patches, so that the last commit has the same tree as before.
 
-    TreeError: a merge, a patch that lost its commit, a fixup of nothing.
-    ConflictError: a fixup that does not apply to its patch because it needs a later patch.
+    Raises TreeError if a commit is a merge, if a patch has no commit any more, or if a fixup names no patch. Raises
+    ConflictError if a fixup does not apply to its patch because it changes lines of a later patch.
     """
     choices = choices or ExportChoices()
     if not scratch.ok("merge-base", "--is-ancestor", applied.base, head):
@@ -115,8 +130,9 @@ def squash_fixups(
     before = commits_of(scratch, applied.base, applied.head) if scratch.resolve(f"{applied.head}^{{commit}}") else ()
     dropped = _find_missing(groups, applied, series, before, choices)
     losses += [
-        f"{group.first.id[:10]} ({group.first.subject}): lines of its message get a blank in front, or git am would "
-        "take them for the beginning of a diff"
+        f"{group.first.id[:10]} ({group.first.subject}): a blank is put in front of some lines of its message, because "
+        "git "
+        "am would take them for the beginning of a diff"
         for group in groups
         if mail_message(group.message) != group.message
     ]
@@ -140,9 +156,9 @@ def squash_fixups(
 def only_drops_patches(
     scratch: Scratch, project: Project, applied: Applied, head: str, series: Series, was: Mapping[str, bytes]
 ) -> bool:
-    """Return True if the project differs from the applied series only by patches that the tree lacks, too.
+    """Return True if the project differs from the applied series only by patches that the tree does not have either.
 
-    Export then has nothing to undo.
+    If so, an export does not undo any change of the project.
     """
     wanted = {loaded.patch.id: loaded for loaded in series.patches if loaded.wanted}
     tried = (report for report in applied.patches if report.outcome is not PatchOutcome.SKIPPED)
@@ -162,14 +178,14 @@ def only_drops_patches(
 
 
 def _new_blobs(git: Git, base: str, head: str) -> tuple[Blob, ...]:
-    """Return the files of a tree that belong to cpp/."""
+    """Return those files of a tree that belong into cpp/."""
     final = read_tree(git, head)
     of_patches = patch_paths(git.paths(base), final)
     return tuple(Blob(entry.mode, entry.id, path) for path, entry in final.items() if path not in of_patches)
 
 
 def _patch_diff(git: Git, commit: Commit, of_patches: frozenset[str]) -> bytes:
-    """Return the changes of a commit that belong to a patch, as a diff with plenty of context."""
+    """Return the changes of a commit that belong into a patch, as a diff with three lines of context."""
     files = parse_diff(git.raw("diff-tree", "-p", "--no-commit-id", *DIFF_FLAGS, "-U3", commit.parent, commit.id))
     return b"".join(file.head + b"".join(h.text for h in file.hunks) for file in files if file.path in of_patches)
 
@@ -183,7 +199,7 @@ def _group_commits(
     of_patches: frozenset[str],
     choices: ExportChoices,
 ) -> tuple[list[PatchCommits], list[str]]:
-    """Return the patches with their commits, and the parts of the commits that are not kept."""
+    """Return the patches with their commits, and a sentence for each part of the commits that is not kept."""
     if merge := next((commit for commit in commits if len(commit.parents) > 1), None):
         raise TreeError(
             f"commit {merge.id[:10]} ({merge.subject}) is a merge",
@@ -215,22 +231,25 @@ def _group_commits(
 
 
 def _message_of(commit: Commit, applied: Applied) -> str:
-    """Return the message of a patch; a message that kvtool did not write is cleaned as git commit does it."""
+    """Return the message of a patch. A message that kvtool did not write is cleaned up as git commit does it."""
     if commit.id in {report.commit for report in applied.patches}:
         return commit.message
     return clean_message(commit.message)
 
 
 def _loss_of_new_files(commit: Commit) -> list[str]:
-    """Report that files of cpp/ have neither author nor message, unless kvtool made the commit."""
+    """Return a sentence about a lost author and message, if a commit only has files of cpp/.
+
+    A commit that kvtool made has nothing to lose.
+    """
     if not commit.diff or commit.email == IDENTITY["EMAIL"]:
         return []
     who = f"{commit.id[:10]} {commit.subject!r} by {commit.name} <{commit.email}>"
-    return [f"{who}: it changes only files of cpp/, which store neither author nor message"]
+    return [f"{who}: it changes only files of cpp/, and cpp/ stores no author and no message"]
 
 
 def _fixup_target(groups: Sequence[PatchCommits], target: str, tree: Path) -> PatchCommits | None:
-    """Return the patch that a fixup names by id, subject or commit. TreeError if several have that subject."""
+    """Return the patch that a fixup names by id, subject or commit. Raise TreeError if several have that subject."""
     named = [group for group in groups if target in (group.id, group.first.subject)]
     is_commit = re.fullmatch(r"[0-9a-f]{7,40}", target)
     named = named or [group for group in groups if is_commit and group.first.id.startswith(target)]
@@ -259,14 +278,14 @@ def _add_fixup(
             losses.append(f"the author of {commit.id[:10]} ({commit.subject}): {commit.name} <{commit.email}>")
         return [f"{loss} is not kept: the patch has only those of {first.id[:10]}" for loss in losses]
     if any(other.subject == target for other in others) and not diff:
-        return []  # it fixes a commit with new files only
+        return []  # the fixed commit has only new files, which go into cpp/ anyway
     if diff or not commit.diff or kind == "amend":
         raise TreeError(
-            f"commit {commit.id[:10]} ({commit.subject}) fixes nothing",
+            f"commit {commit.id[:10]} ({commit.subject}) is a fixup, but its patch was not found",
             why=f"no patch before it has the subject or id {target!r}",
             next_step="give it the subject of a patch (kvtool status lists them), or a new subject",
         )
-    return []  # it changes only new files, and their paths are sufficient
+    return []  # the fixup changes only new files, and their paths say where they go
 
 
 def _find_missing(
@@ -276,9 +295,10 @@ def _find_missing(
     before: Sequence[Commit],
     choices: ExportChoices,
 ) -> list[str]:
-    """Return the patches that have no commit any more on purpose: named by the user, or squashed into another patch.
+    """Return the patches that have no commit any more because the user wants that.
 
-    TreeError if a patch lost its commit otherwise: nothing is dropped by accident.
+    The user named them with --drop, or squashed them into another patch. Raise TreeError for any other patch without a
+    commit, so that no patch is dropped by accident.
     """
     there = {group.id for group in groups}
     was = {report.id: report.commit for report in applied.patches if report.commit}
@@ -309,7 +329,7 @@ def _find_missing(
 
 
 def _missing_error(missing: Sequence[LoadedPatch], fresh: Sequence[PatchCommits]) -> TreeError:
-    """Return an error with the one command that resolves each patch without a commit."""
+    """Return an error that names, for each patch without a commit, the command that solves the problem."""
     said: list[str] = []
     for loaded in missing:
         paths = {file.path for file in parse_diff(loaded.mail.diff)}
@@ -322,8 +342,8 @@ def _missing_error(missing: Sequence[LoadedPatch], fresh: Sequence[PatchCommits]
     names = [loaded.patch.id for loaded in missing]
     drop = " ".join(f"--drop {name}" for name in names)
     return TreeError(
-        f"no commit in the tree any more: {', '.join(map(repr, names))}",
-        why="no commit changes the same lines as the patch, and none has its subject",
+        f"the tree has no commit any more of {', '.join(map(repr, names))}",
+        why="no commit changes the same lines as the patch, and no commit has its subject",
         next_step="\n".join((*said, f"to drop {'it' if len(names) == 1 else 'them'}: kvtool export {drop}")),
     )
 
@@ -337,7 +357,7 @@ def _lost_extras(series: Series, gone: Collection[str]) -> list[str]:
 
 
 def _commit_patch(builder: Builder, tree: Path, group: PatchCommits) -> str:
-    """Commit a squashed patch, if it changes anything. Return the commit or ""."""
+    """Commit a patch with its fixups squashed. Return the id of the commit, "" if the patch changes nothing."""
     first = group.first
     if not group.message.strip():
         raise TreeError(
@@ -352,20 +372,20 @@ def _commit_patch(builder: Builder, tree: Path, group: PatchCommits) -> str:
             raise ConflictError(
                 f"commit {commit.id[:10]} ({commit.subject}) does not apply to its patch {first.subject!r}",
                 why="it changes lines that a later patch adds",
-                next_step=f"make it a fixup of that one, or fold by hand: git -C {tree} rebase -i",
+                next_step=f"make it a fixup of that patch, or fold it by hand: git -C {tree} rebase -i",
             )
     return builder.commit_index(group.message, author=first) or ""
 
 
-# --- what changes ------------------------------------------------------------------------------------------------
+# --- the files that change ---------------------------------------------------------------------------------------
 
 
 def plan_export(
     project: Project, scratch: Scratch, folded: FoldedSeries, series: Series, was: Mapping[str, bytes]
 ) -> tuple[Change, ...]:
-    """Return all changes to the project that make it equal to the tree.
+    """Return all changes of files that make the project equal to the tree.
 
-    was: the diff of each patch after its move to the tree's upstream, if that is not the locked one
+    was: if the tree is on another upstream tag than the locked one, the diff of each patch as it was applied there
     """
     by_id = {loaded.patch.id: loaded for loaded in series.patches}
     added: dict[str, str] = {}  # new id -> subject
@@ -375,7 +395,7 @@ def plan_export(
         if not name:
             mail = _as_mail(scratch, patch.made)
             subject = parse_mail(mail, patch.made).subject
-            # content that differs from the base, except files that a killed export of this commit wrote
+            # patch files of other patches; a file that a killed export wrote for this commit does not count
             files = {file.stem.lower() for file in project.patches.glob("*.patch") if file.read_bytes() != mail}
             name = new_id(subject, {*by_id, *added, *files})
             added[name] = subject
@@ -394,13 +414,18 @@ def plan_export(
 def plan_rebase(
     context: SeriesContext, scratch: Scratch, upstream: Upstream, done: Rehearsal, groups: Sequence[str] = ()
 ) -> tuple[tuple[Change, ...], Applied]:
-    """Return the changes that move the project to the new upstream, tried in scratch, and the resulting tree.
+    """Return the changes that move the project to the new upstream, and the record of the tree that they result in.
 
-    groups: groups of the tree, empty for all. The rebase itself always moves the whole series.
+    The changes are tried in the temporary repository. The rebase always moves the whole series.
 
-    A patch file that already produces the same commit on the new upstream stays as it is. A patch that is not applied
-    there (merged, empty, left out) gets `until`. It gets `from` if the new upstream is older than the locked one and
-    the patch has not ended with the next. A patch that was to begin later gets `from`, too.
+    If a patch file gives the same commit on the new upstream, the file stays as it is.
+
+    A patch that is not applied on the new upstream gets `until` with the new tag. This is the case if upstream has the
+    patch, if it changes nothing, or if the user skips it. If the new upstream is older than the locked one, the patch
+    gets `from` with the next tag instead, unless its `until` is that next tag. A patch that from/until leave out on the
+    new upstream, but that applies there, gets `from` with the new tag.
+
+    groups: the groups of the series in the tree; empty for the whole series
     """
     project, lock = context.project, context.lock
     by_id = {loaded.patch.id: loaded for loaded in context.series(upstream).patches}
@@ -430,10 +455,12 @@ def plan_rebase(
 def prove_changes(
     context: SeriesContext, scratch: Scratch, upstream: Upstream, base: str, tree: str, todo: Sequence[Change]
 ) -> tuple[Project, Applied]:
-    """Apply the series after some changes, and return the changed project with the state of its tree.
+    """Apply the series after some changes. Return the changed project and the record of its tree.
 
-    base: commit of the upstream tree. KvtoolError unless the series reproduces `tree` and export leaves its files as
-    they are.
+    Raises KvtoolError unless the series gives exactly `tree`, and unless an export would change nothing.
+
+    base: the id of the commit of unpatched upstream
+    tree: the id of the git tree that must result
     """
     preview = preview_project(context.project, todo, scratch.place())
     series = context.with_project(preview).series(upstream)
@@ -457,21 +484,24 @@ _LATE = {"patches/series.toml": 1, "patches/upstream.lock": 2}
 
 
 def _in_write_order(found: list[Change]) -> tuple[Change, ...]:
-    """Order the changes so that the project is readable at every moment.
+    """Order the changes so that kvtool can read the project at every moment, in case it is killed.
 
-    New files are written before series.toml names them, then the lock, and old files are removed last.
+    New files are written first, then series.toml, which names them, and then the lock. Old files are removed last.
     """
     turn = {change.path: 3 if change.content is None else _LATE.get(change.path, 0) for change in found}
     return tuple(sorted(found, key=lambda change: (turn[change.path], change.path)))
 
 
 def _text_change(file: Path, text: str) -> list[Change]:
-    """Return the change of a file of patches/, or nothing if the text is equal."""
+    """Return the change of a file of patches/; nothing if the text is equal."""
     return [Change(f"patches/{file.name}", "change", text.encode())] if text != read_text(file) else []
 
 
 def _cpp_changes(project: Project, git: Git, blobs: Sequence[Blob], groups: Sequence[str]) -> list[Change]:
-    """Return the changes that turn cpp/ into these files. groups: groups of the tree; other files are not touched."""
+    """Return the changes that make cpp/ equal to the given files.
+
+    groups: the groups of the series in the tree; files of other groups are not touched
+    """
     ours = {blob.path: blob for blob in blobs_of(git, files_of_groups(project, groups))}
     _refuse_foreign(load_groups(project), groups, blobs)
     found: list[Change] = []
@@ -484,7 +514,10 @@ def _cpp_changes(project: Project, git: Git, blobs: Sequence[Blob], groups: Sequ
 
 
 def _refuse_foreign(known: Sequence[Group], groups: Sequence[str], blobs: Sequence[Blob]) -> None:
-    """TreeError if a tree with some groups has a file that belongs to none of them: the next tree would lack it."""
+    """Raise TreeError if a tree with some groups has a file that belongs to none of them.
+
+    Otherwise the file would be missing from the next tree with the same groups.
+    """
     mine = [group for group in known if group.id in groups]
     for blob in blobs if groups else ():
         if not any(group.has_file(blob.path) for group in mine):
@@ -506,7 +539,7 @@ def _mail_changes(
     """Return the patch files that must change.
 
     made: the commit of each patch, including new patches
-    gone: patches that have no commit any more
+    gone: the ids of patches that have no commit any more
     was: as in plan_export()
     """
     found: list[Change] = []
@@ -521,14 +554,16 @@ def _mail_changes(
 
 
 def _as_mail(git: Git, commit: str) -> bytes:
-    """Write a commit as a patch file, with the same bytes on every machine."""
+    """Return a commit as the bytes of a patch file. They are the same on every machine."""
     return git.raw("format-patch", "--stdout", "-1", *MAIL_FLAGS, *DIFF_FLAGS, commit)
 
 
 def _gives_commit(scratch: Scratch, loaded: LoadedPatch, commit: str, was: bytes) -> bool:
-    """Return True if the patch file already produces this commit and need not change. Its line numbers may be old.
+    """Return True if a patch file gives this commit, so that the file need not change.
 
-    `was` is the diff of the patch after its move to this upstream.
+    The file may have other line numbers.
+
+    was: the diff of the patch as it was applied to this upstream
     """
     fresh = parse_mail(_as_mail(scratch, commit), commit)
     if _identity(fresh) != _identity(loaded.mail):
@@ -549,16 +584,16 @@ def _identity(mail: Mail) -> tuple[object, ...]:
     return mail.name, mail.email, date, mail.message
 
 
-# --- what became of each patch ------------------------------------------------------------------------------------
+# --- the result for each patch -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PatchChange:
-    """The result of an export for one patch.
+    """Report what an export did to one patch.
 
-    state: new | changed | unchanged | dropped
-    commits: the commits that it consists of, "1234567890 subject"; none for an unchanged patch
-    note: the reason for a drop, or other patches that it contains now; "" for nothing
+    state: "new", "changed", "unchanged" or "dropped"
+    commits: the commits that the patch was made of, as "1234567890 subject"; empty for an unchanged patch
+    note: why the patch was dropped, or which other patches it contains now; "" for nothing
     """
 
     id: str
@@ -568,7 +603,7 @@ class PatchChange:
 
 
 def patch_changes(folded: FoldedSeries, series: Series, todo: Sequence[Change]) -> tuple[PatchChange, ...]:
-    """Return the result for each patch, in the order of the tree, followed by the dropped patches."""
+    """Return the result for each patch in the order of the tree, and then for the dropped patches."""
     files = {change.path: change.action for change in todo}
     by_id = {loaded.patch.id: loaded.patch.file for loaded in series.patches}
     absorbed = {name: group.name for group in folded.patches for name in group.absorbed}
@@ -589,7 +624,7 @@ def patch_changes(folded: FoldedSeries, series: Series, todo: Sequence[Change]) 
 
 
 def _named(group: PatchCommits) -> tuple[str, ...]:
-    """Return id and subject of each commit of a patch, as text that can be printed."""
+    """Return the id and the subject of each commit of a patch, as printable text."""
     named = (f"{commit.id[:10]} {commit.subject}" for commit, _ in group.commits)
     return tuple(map(_printable, named))
 

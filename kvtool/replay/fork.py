@@ -1,11 +1,12 @@
-"""Decide which patches the commits of a fork become. No checkout is touched, no ref is moved.
+"""Decide which patches the commits of a fork become. No checkout and no ref of the fork changes.
 
-The fork's own commits after the last merge of upstream are kept one by one. Older commits are moved onto the base, file
-by file: a file keeps its commits if moving them reproduces the fork's content. Other files are squashed into one patch
-per folder.
+Each of the fork's own commits after the last merge of upstream becomes a patch. Older commits are moved onto the base.
+This is done for each file: if moving the commits gives a file the content that it has in the fork, the file keeps its
+commits. The changes of all other files are squashed into one patch for each folder.
 
-A fork can have upstream's files without upstream's commit, for example after a squashed merge. Then the commit that
-resembles upstream most stands for the merge: its difference is squashed, and later commits are kept.
+A fork can have upstream's files without upstream's commit, for example after a squashed merge. Then the commit of the
+fork that is most similar to upstream takes the place of the merge. Its difference from upstream is squashed, and the
+commits after it become patches.
 """
 
 import itertools
@@ -22,44 +23,45 @@ from kvtool.series.patchfile import Authored, mail_message
 from kvtool.upstream.lock import Lock, usable_tag
 
 _FIXUP = re.compile(r"^(?:(?:fixup|squash|amend)! )+")
-_FOLDER_LINES = 1500  # changed lines from which a patch of a folder is divided among its folders
-_LISTED = 40  # commits that the message of a squashed patch lists
+# if the patch of a folder changes this many lines or more, it is divided among the folders inside of it
+_FOLDER_LINES = 1500
+_LISTED = 40  # most commits that the message of a squashed patch names
 
 
 @dataclass(frozen=True)
 class ForkBase:
-    """The upstream state that a fork is based on."""
+    """Hold the upstream state that a fork is based on."""
 
-    tag: str  # name in upstream.lock: a tag, or the whole commit id
+    tag: str  # name in upstream.lock: a tag, or the full id of a commit
     tree: str
-    date: str  # day of the commit, ISO
-    commit: str  # the commit in the fork, "" if the fork's history does not have it
-    found_by: str  # how the base was found, for people
+    date: str  # date of the commit, as YYYY-MM-DD
+    commit: str  # id of the commit in the fork, "" if the fork's history does not have it
+    found_by: str  # how the base was found, as text for the user
 
 
 @dataclass(frozen=True)
 class ForkPatch(Authored):
-    """A patch of the series to be: a message and the state of each path that it changes."""
+    """Hold a patch that an import will make: its message, and the new state of each path that it changes."""
 
-    action: str  # kept | moved | merge | squashed
-    commit: str  # commit of the fork, "" for a squashed patch
+    action: str  # "kept", "moved", "merge" or "squashed"
+    commit: str  # id of the fork's commit, "" for a squashed patch
     changes: Mapping[str, Entry]
     carried: tuple[str, ...] = ()  # commits of the fork that a merge or a squashed patch contains
-    is_partial: bool = False  # whether other files of the commit are in squashed patches
-    name_for_id: str = ""  # name that the patch's id is made from, "" for its subject
+    is_partial: bool = False  # True if the changes of other files of the commit are in squashed patches
+    name_for_id: str = ""  # text that the patch's id is made from; "" means its subject
 
 
 @dataclass(frozen=True)
 class ForkPlan:
-    """Everything that an import will write, in order."""
+    """Hold everything that an import will write. The patches are in order."""
 
     base: ForkBase
     head: str
     tree: str
     new_files: tuple[Blob, ...]
     patches: tuple[ForkPatch, ...]
-    only_new_files: tuple[str, ...]  # commits that change files of cpp/ only
-    links: tuple[str, ...] = ()  # submodules, which patches carry as a commit id
+    only_new_files: tuple[str, ...]  # commits that only change files of cpp/
+    links: tuple[str, ...] = ()  # paths of submodules; a patch stores only the id of their commit
     notes: tuple[str, ...] = field(default=())
 
 
@@ -67,9 +69,9 @@ class ForkPlan:
 
 
 def find_base(git: Git, head: str, lock: Lock, wanted: str | None) -> ForkBase | None:
-    """Find the newest upstream state in a fork's history; None if the fork knows no `wanted`.
+    """Find the newest upstream state in a fork's history. Return None if the fork does not have the commit `wanted`.
 
-    UsageError if nothing names upstream, or if head does not contain the named commit.
+    Raises UsageError if no upstream commit can be found, or if `head` does not contain the commit that was named.
     """
     return _named_base(git, head, lock, wanted) if wanted else _newest_base(git, head, lock)
 
@@ -84,12 +86,12 @@ def _named_base(git: Git, head: str, lock: Lock, wanted: str) -> ForkBase | None
         return None
     if not git.ok("merge-base", "--is-ancestor", commit, head):
         common = git.run("merge-base", commit, head, check=False).stdout.strip()
-        if not common:  # a history of its own: only the trees can be compared
+        if not common:  # the histories have no common commit, so only the trees can be compared
             return replace(_base_at(git, commit, lock, "--base", wanted), commit="")
         base = replace(_base_at(git, commit, lock, "--base", wanted), commit="")
         nearest, differ = _nearest_commit(git, base.tree, head)
         if nearest and 2 * differ < len(git.changed(common, base.tree)):
-            return base  # a squashed merge
+            return base  # most files are equal, so upstream was merged without its commits
         raise UsageError(
             f"{head[:10]} does not contain {wanted}",
             why=f"the two histories part at {common[:10]}",
@@ -101,7 +103,7 @@ def _named_base(git: Git, head: str, lock: Lock, wanted: str) -> ForkBase | None
 def _base_at(git: Git, commit: str, lock: Lock, found_by: str, name: str = "") -> ForkBase:
     tree, date = git.line("show", "--no-patch", "--format=%T %cs", commit).split()
     tag = next((up.tag for up in lock.upstreams.values() if up.tree == tree), "")
-    if not tag:  # a tag of upstream's is a better name than a commit id
+    if not tag:  # a tag of upstream is a better name than the id of a commit
         there = git.line("tag", "--points-at", commit).split()
         tag = next((one for one in there if one == name or re.fullmatch(r"b\d+", one)), "")
         tag = tag if usable_tag(tag) else ""
@@ -109,13 +111,13 @@ def _base_at(git: Git, commit: str, lock: Lock, found_by: str, name: str = "") -
 
 
 def _commits_by_tree(git: Git, head: str) -> dict[str, str]:
-    """Return the newest commit with each tree in a history."""
+    """Return the newest commit with each git tree in the history of `head`."""
     lines = git.run("log", "--format=%T %H", head).stdout.split("\n")
     return dict(line.split() for line in reversed(lines) if line)
 
 
 def _newest_base(git: Git, head: str, lock: Lock) -> ForkBase:
-    found: list[tuple[str, str, str]] = []  # commit, how, tag
+    found: list[tuple[str, str, str]] = []  # id of the commit, how it was found, its tag
     by_tree = _commits_by_tree(git, head)
     for up in sorted(lock.upstreams.values(), key=lambda up: -up.order):
         if commit := by_tree.get(up.tree):
@@ -148,9 +150,9 @@ def plan_import(
 ) -> ForkPlan:
     """Decide how each commit of a fork is imported.
 
-    name: the fork, for messages
-    squash: one patch per folder, no commit is kept
-    each: iterates over commits with a progress bar
+    name: the name of the fork, for messages
+    squash: make one patch for each folder, instead of keeping commits
+    each: iterates over commits while it shows a progress bar
     """
     tree = git.line("rev-parse", f"{head}^{{tree}}")
     theirs, final = read_tree(git, base.tree), read_tree(git, tree)
@@ -180,9 +182,12 @@ def plan_import(
 
 
 def _kept_line(git: Git, base: str, head: str) -> tuple[str, tuple[str, ...]]:
-    """Return the first-parent commits after the last merge of upstream, oldest first, and the commit before them."""
+    """Return the commit before the ones that are kept, and the kept ones with the oldest first.
+
+    The kept commits are the first-parent commits after the last merge of upstream.
+    """
     chain = git.line("rev-list", "--first-parent", head, f"^{base}").split()
-    low, high = 0, len(chain)  # chain[:low] contain base, chain[high:] do not
+    low, high = 0, len(chain)  # chain[:low] contain the base, and chain[high:] do not
     while low < high:
         middle = (low + high) // 2
         if git.ok("merge-base", "--is-ancestor", base, chain[middle]):
@@ -198,9 +203,9 @@ def _kept_line(git: Git, base: str, head: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _nearest_commit(git: Git, tree: str, head: str) -> tuple[str, int]:
-    """Return the first-parent commit of a fork whose files differ least from a tree, and how many files differ.
+    """Return the first-parent commit of a fork that is most similar to a tree, and the number of files that differ.
 
-    The oldest of several equal commits is returned. The whole history is read in two git calls.
+    If several commits are equal, the oldest one is returned. git is called only twice for the whole history.
     """
     wanted = read_tree(git, tree)
     rows = git.line("log", "--first-parent", "--reverse", "--format=%H %T", head).split()
@@ -224,7 +229,7 @@ def _nearest_commit(git: Git, tree: str, head: str) -> tuple[str, int]:
 
 @dataclass
 class _Planner:
-    """The state that all patches of one import share."""
+    """Hold the data that all patches of one import share."""
 
     git: Git
     base: ForkBase
@@ -235,7 +240,7 @@ class _Planner:
     def keep(
         self, line: Sequence[str], each: Callable[[str, Sequence[str]], Iterable[str]]
     ) -> tuple[list[ForkPatch], list[str]]:
-        """Return a patch for each commit of a line, and the commits without changes in patches."""
+        """Return a patch for each commit of a line of commits, and the commits that need no patch."""
         told = _read_commits(self.git, line)
         kept, nothing = list[ForkPatch](), list[str]()
         for commit in each("reading the commits", line):
@@ -264,7 +269,10 @@ class _Planner:
         *,
         squash: bool,
     ) -> list[ForkPatch]:
-        """Return patches that turn upstream's tree into the tree of `start`: moved commits, then one per folder."""
+        """Return patches that turn upstream's tree into the tree of `start`.
+
+        The first patches are moved commits. Then there is one patch for each folder with other changes.
+        """
         differ = {p for p in self.wanted if theirs.get(p, ABSENT) != target.get(p, ABSENT)}
         moved: list[ForkPatch] = []
         own: list[str] = []
@@ -292,7 +300,8 @@ class _Planner:
     ) -> tuple[list[ForkPatch], set[str], dict[str, list[str]]]:
         """Move commits onto the base, file by file.
 
-        Return the patches, the paths on which the commits do not reproduce the target, and the commits of each path.
+        Returns the patches, the paths for which the commits do not give the content in `target`, and the commits of
+        each path.
         """
         now = {path: theirs.get(path, ABSENT) for path in differ}
         failed: set[str] = set()
@@ -331,7 +340,7 @@ class _Planner:
         told: Mapping[str, tuple[Authored, tuple[str, ...]]],
         start: str,
     ) -> list[ForkPatch]:
-        """Return one patch per folder for the final state of some paths."""
+        """Return one patch for each folder, which sets some paths to their final state."""
         found: list[ForkPatch] = []
         for folder, paths in folder_groups(_sizes(self.git, after, theirs)).items():
             commits = list(dict.fromkeys(commit for path in paths for commit in touched.get(path, ())))
@@ -354,7 +363,7 @@ def _squash_text(
     told: Mapping[str, tuple[Authored, tuple[str, ...]]],
     authors: Mapping[tuple[str, str], int],
 ) -> list[str]:
-    """Return a message with the commits and authors that a squashed patch contains."""
+    """Return the message of a squashed patch. It names the commits and their authors."""
     if not commits:
         return [f"The difference to {tag}; the fork's history has no details."]
     more = [f"... and {len(commits) - _LISTED} more"] if len(commits) > _LISTED else []
@@ -365,7 +374,7 @@ def _squash_text(
 
 
 def folder_groups(sizes: Mapping[str, int], depth: int = 1) -> dict[str, list[str]]:
-    """Group paths by folder: by the first, and a folder with many changed lines by the next ones."""
+    """Group paths by their first folder. If a folder has many changed lines, group its paths by the folders inside."""
     groups: dict[str, list[str]] = {}
     for path in sorted(sizes):
         parts = path.split("/")[:-1]
@@ -382,7 +391,7 @@ def folder_groups(sizes: Mapping[str, int], depth: int = 1) -> dict[str, list[st
 
 
 def _sizes(git: Git, after: Mapping[str, Entry], theirs: Mapping[str, Entry]) -> dict[str, int]:
-    """Return the weight of each path's change, about its lines. A removed file has weight 1."""
+    """Return the size of each path's change: about the number of lines. A removed file has size 1."""
     found: dict[str, int] = {}
     for path, entry in after.items():
         if not entry.mode:
@@ -406,7 +415,10 @@ def _patch(
 
 
 def _with_own_subjects(patches: Sequence[ForkPatch]) -> list[ForkPatch]:
-    """Append numbers to equal subjects, since export distinguishes commits by their subject."""
+    """Append a number to a subject that occurs more than once.
+
+    Export finds the patch of a commit by its subject, so subjects must differ.
+    """
     seen: Counter[str] = Counter()
     taken = {patch.subject for patch in patches}
     found: list[ForkPatch] = []
@@ -428,7 +440,7 @@ def _with_own_subjects(patches: Sequence[ForkPatch]) -> list[ForkPatch]:
 
 
 def _read_commits(git: Git, commits: Sequence[str]) -> dict[str, tuple[Authored, tuple[str, ...]]]:
-    """Return author, message and parents of each commit, in one call."""
+    """Return the author, the message and the parents of each commit. Runs git once."""
     if not commits:
         return {}
     asked = ("log", "--no-walk=unsorted", "--stdin", "--date=raw", "--format=%x00%H%n%P%n%an%n%ae%n%ad%n%B")
@@ -441,7 +453,7 @@ def _read_commits(git: Git, commits: Sequence[str]) -> dict[str, tuple[Authored,
 
 
 def _changes(git: Git, old: str, new: str) -> dict[str, tuple[Entry, Entry]]:
-    """Return the paths that differ between two commits, each with its states before and after."""
+    """Return the paths that differ between two commits, with their states before and after."""
     words = git.entries("diff-tree", "-r", "-z", "--raw", "--no-renames", old, new)
     found: dict[str, tuple[Entry, Entry]] = {}
     for meta, path in zip(words[::2], words[1::2], strict=True):
@@ -453,7 +465,7 @@ def _changes(git: Git, old: str, new: str) -> dict[str, tuple[Entry, Entry]]:
 
 
 def _merge_entry(git: Git, now: Entry, old: Entry, new: Entry) -> Entry | None:
-    """Make the change old -> new in the present state of a path; None for a conflict."""
+    """Make the change from `old` to `new` in the current state of a path. Return None if it conflicts."""
     if now in (old, new):
         return new
     plain = {"100644", "100755"}

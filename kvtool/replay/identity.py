@@ -1,13 +1,12 @@
-"""Match the commits of the patched tree with the patches of the series. Runs no git.
+"""Find the patch of each commit of the patched tree. Git is not run.
 
-These rules are tried in order. Each patch is matched with at most one commit, and each commit with one patch:
+These rules are tried in order. A patch gets at most one commit, and a commit at most one patch:
 
-1. The user has assigned it: `kvtool export --assign COMMIT=ID`, or a trailer `Kvtool-Patch: ID` in the message.
-2. The commit is the one that kvtool made from the patch.
-3. The commit changes the same lines as the patch (its patch-id). Equal subjects decide between several commits.
-4. The commit has the subject of the patch.
+1. The user has assigned it, with `kvtool export --assign COMMIT=ID` or a trailer `Kvtool-Patch: ID` in the message. 2.
+The commit is the one that kvtool made from the patch. 3. The commit changes the same lines as the patch (its patch-id).
+If several do, the one with an equal subject is chosen. 4. The commit has the subject of the patch.
 
-So a commit can be reworded, or changed, or moved, or split, and two patches may have the same subject.
+So a commit can be reworded, changed, moved or split, and two patches may have the same subject.
 """
 
 import re
@@ -26,21 +25,24 @@ _ASSIGNED = re.compile(r"([0-9a-f]{4,40})=([a-z0-9][a-z0-9-]*)")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A commit of the tree that is no fixup, and the part of its diff that belongs to a patch."""
+    """Hold a commit of the tree that is not a fixup, and the part of its diff that belongs into a patch."""
 
     commit: Commit
     diff: bytes
 
 
 def parse_assignments(assigned: Sequence[str], commits: Sequence[Commit], ids: Sequence[str]) -> dict[str, str]:
-    """Return the patch of each commit that the user assigned, by full commit id. UsageError for a wrong one."""
+    """Return the patch that the user assigned to each commit, by full commit id.
+
+    Raises UsageError for a text that is not COMMIT=ID.
+    """
     found: dict[str, str] = {}
     for text in assigned:
         parsed = _ASSIGNED.fullmatch(text)
         matching = [commit.id for commit in commits if parsed and commit.id.startswith(parsed[1])]
         if not parsed or len(matching) != 1 or parsed[2] not in ids:
             raise UsageError(
-                f"--assign {text} names no commit of the tree and patch of the series",
+                f"--assign {text} does not name a commit of the tree and a patch of the series",
                 next_step="write it as COMMIT=ID; git log and kvtool status list both",
             )
         found[matching[0]] = parsed[2]
@@ -50,7 +52,7 @@ def parse_assignments(assigned: Sequence[str], commits: Sequence[Commit], ids: S
 def match_patches(
     candidates: Sequence[Candidate], patches: Sequence[LoadedPatch], applied: Applied, assigned: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the patch id of each commit that is a known patch, by commit id."""
+    """Return the ids of the patches that were found, by commit id."""
     by_id = {loaded.patch.id: loaded for loaded in patches if loaded.wanted}
     made = {report.commit: report.id for report in applied.patches if report.commit and report.id in by_id}
     found: dict[str, str] = {}
@@ -80,7 +82,10 @@ def match_patches(
 
 
 def contains_patch(diffs: Sequence[bytes], patch: bytes) -> bool:
-    """Return True if some diffs together have all lines that a patch adds, or all removed lines if it adds none."""
+    """Return True if the diffs together have all lines that a patch adds.
+
+    If the patch adds no lines, the lines that it removes are compared.
+    """
     have, need = (_signed_rows(part) for part in (diffs, [patch]))
     added = Counter({key: count for key, count in need.items() if key[1].startswith(b"+") and key[1][1:].strip()})
     removed = Counter({key: count for key, count in need.items() if key[1].startswith(b"-") and key[1][1:].strip()})

@@ -1,4 +1,7 @@
-"""Turn an import plan into the files of a project, and prove that they reproduce the fork's tree. Writes no file."""
+"""Turn the plan of an import into the files of a project, and prove that they give the fork's tree.
+
+No file is written here.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -28,20 +31,20 @@ class ImportedPatch:
     """A patch that import writes."""
 
     id: str
-    action: str  # kept | moved | merge | squashed
+    action: str  # "kept", "moved", "merge" or "squashed"
     subject: str
-    commit: str  # commit of the fork, "" for a squashed patch
-    commits: tuple[str, ...]  # commits of the fork that a merge or a squashed patch contains
-    is_partial: bool  # whether other files of the commit are in squashed patches
-    files: int  # how many files it changes
+    commit: str  # id of the fork's commit, "" for a squashed patch
+    commits: tuple[str, ...]  # ids of the fork's commits that a merge or a squashed patch contains
+    is_partial: bool  # True if the changes of other files of the commit are in squashed patches
+    files: int  # number of files that it changes
 
 
 def commit_patches(
     scratch: Scratch, base: ForkBase, patches: Sequence[IncomingPatch]
 ) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Apply patches in order; return the last commit, the patch file of each commit, and the patches without effect.
+    """Apply patches in order. Return the last commit, the patch file of each commit, and the patches without effect.
 
-    ConflictError names the first file that does not apply.
+    Raises ConflictError with the first file that does not apply.
     """
     builder = Builder(scratch, base.commit)
     names: dict[str, str] = {}
@@ -76,13 +79,13 @@ def _conflict(builder: Builder, patch: IncomingPatch, tag: str, flags: Sequence[
         return UsageError(f"{patch.file} is not a valid patch", why=why, next_step=hint)
     if builder.apply_error(patch.diff, *flags, "--reverse") is None:
         hint = "leave it out, or name an older upstream: --base TAG"
-        return ConflictError(f"{patch.file}: {tag} with the patches before it has this change", next_step=hint)
+        return ConflictError(f"{patch.file}: {tag} with the patches before it has this change already", next_step=hint)
     hint = "correct it, or name the upstream that it was made for: --base TAG"
     return ConflictError(f"{patch.file} does not apply to {tag} with the patches before it", why=why, next_step=hint)
 
 
 def refuse_missing(scratch: Scratch, plan: ForkPlan) -> None:
-    """Raise UsageError if the fork's repository lacks files of its own tree."""
+    """Raise UsageError if the fork's repository does not have some files of its own tree."""
     wanted = {blob.id: blob.path for blob in plan.new_files} | {
         entry.id: path
         for patch in plan.patches
@@ -107,12 +110,13 @@ def import_changes(
     why: Callable[[ForkPatch], str],
     each: Callable[[str, Sequence[ForkPatch]], Iterable[ForkPatch]],
 ) -> tuple[tuple[Change, ...], tuple[ImportedPatch, ...]]:
-    """Return the files that make an empty project the plan's series, and its patches.
+    """Return the files that add the planned series to an empty project, and the patches.
 
-    base: commit of the upstream tree
-    why: reason of each patch for series.toml
+    Raises KvtoolError if the files do not give the fork's tree, or if an export would change them.
 
-    KvtoolError if the files do not reproduce the fork's tree, or if export would change them.
+    base: the id of the commit of unpatched upstream
+    why: returns the reason of a patch for series.toml
+    each: iterates over patches while it shows a progress bar
     """
     first, made = _build(scratch, base, plan, each)
     mails = _mails(scratch, first, made)
@@ -142,7 +146,7 @@ def _build(
     plan: ForkPlan,
     each: Callable[[str, Sequence[ForkPatch]], Iterable[ForkPatch]],
 ) -> tuple[str, list[tuple[ForkPatch, str]]]:
-    """Commit the new files, then each patch; return the commit with the new files, and the commit of each patch."""
+    """Commit the new files, then each patch. Return the commit of the new files, and the patches with their commits."""
     builder = Builder(scratch, base)
     builder.commit_blobs(plan.new_files)
     first, made = builder.commit, list[tuple[ForkPatch, str]]()
@@ -158,7 +162,7 @@ def _build(
 
 
 def _mails(scratch: Scratch, first: str, made: Sequence[tuple[ForkPatch, str]]) -> list[bytes]:
-    """Return the patch file of each commit, in one git call."""
+    """Return the patch file of each commit. Runs git once."""
     if not made:
         return []
     place = scratch.place()

@@ -1,15 +1,18 @@
-"""Move one commit of a series from its upstream to another one, as git cherry-pick does, with checks.
+"""Move one commit of a series from its upstream to another upstream, as git cherry-pick does, and check the result.
 
-1. Hunks that upstream already has are set aside. The line map must find the hunk's result in its place, byte for byte
-   or, in a file of C, with other white space. Such a hunk is never inserted a second time.
-2. A three-way merge (git merge-tree) places the other hunks. Its base is the old tree of the patch. So it finds places
-   by upstream's real changes between the two trees, follows a renamed file, and is not misled by a similar function.
-3. If the merge meets a conflict, or puts a hunk into the wrong place, the plain patch with one line of context is
-   tried. It needs no relation between the two trees, so it survives a function that was moved. It uses the nearest
-   place that fits, right or wrong.
+1. Hunks that upstream already has are left out. The result of such a hunk must be at the place that the line map gives:
+   byte for byte or, in a file of C, with other white space. Such a hunk is never inserted a second time.
+2. A three-way merge (git merge-tree) places the other hunks. Its base is the tree that the patch was made on. So it
+finds
+   a place by upstream's real changes between the two trees. It follows a renamed file, and is not misled by a similar
+   function.
+3. If the merge meets a conflict, or puts a hunk into a wrong place, the plain patch with one line of context is tried.
+It
+   needs no relation between the two trees, so it works for a function that was moved. It uses the nearest place that
+   fits, which may be wrong.
 
-placement.py checks every hunk of either result. A hunk in the wrong place is a conflict that names the wrong and the
-right place.
+placement.py checks every hunk of the result of step 2 or 3. A hunk in a wrong place is reported as a conflict, with the
+wrong and the right place.
 
 Rejected: merging a line that upstream only re-aligned, and two insertions at one place. Over the 18 upstreams of the
 lock, and over 34 moves between them, these rules resolved no conflict. The second one merged a call behind a `break`.
@@ -28,9 +31,10 @@ from kvtool.series.patchfile import PLAIN_FLAGS, FileDiff, Hunk, Piece, hunks_of
 from kvtool.series.placement import UNTOLD, HunkPlacement, LineMap, check_placement, heading_at
 from kvtool.series.source import SourceFile, split_lines, squeezed
 
-# Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
+# Flags for blocks of lines as the three-way merge sees them, so that the line map and the merge agree which lines
+# changed.
 MAP_FLAGS = (*PLAIN_FLAGS, "--diff-algorithm=histogram", "--no-indent-heuristic", "--full-index", "-U0")
-# Markers of the merge in a scratch repository: long enough that no line of upstream's is taken for one.
+# Length of the conflict markers in a temporary repository. No line of upstream is so long a row of these characters.
 MARKER_SIZE = 60
 _CONFLICT = re.compile(
     rb"^<{60}[^\n]*\n(?P<ours>.*?)^(?:\|{60}[^\n]*\n.*?)?^={60}\n.*?^>{60}[^\n]*\n?",
@@ -41,12 +45,12 @@ SUBMODULE = "160000"
 
 @dataclass(frozen=True)
 class PickResult:
-    """The result of carrying one patch.
+    """Hold the result of moving one patch.
 
-    tree: the tree with the patch in it; None if the patch has a conflict
-    failed: the hunks that are in the way
-    notes: what deserves a look
-    commit: the commit to merge by hand: the patch without the hunks that upstream already has
+    tree: the id of the tree with the patch in it; None if the patch has a conflict
+    failed: the hunks that have a conflict
+    notes: remarks that the user should read
+    commit: if the user must merge by hand, the commit to merge: the patch without the hunks that upstream already has
     """
 
     tree: str | None
@@ -56,7 +60,10 @@ class PickResult:
 
 
 def cherry_pick(builder: Builder, origin: Commit) -> PickResult:
-    """Bring a patch onto builder.tree. The index is left in any state, and the caller commits the tree."""
+    """Apply a patch to builder.tree by merging.
+
+    The caller must commit the tree. The index is left in an undefined state.
+    """
     git, onto = builder.git, builder.tree
     gone = moved_removals(git, origin, onto)
     there = hunks_in_upstream(git, origin, onto) - {(hunk.path, hunk.number) for hunk in gone}
@@ -94,11 +101,11 @@ def _notes(landings: Sequence[HunkPlacement]) -> tuple[str, ...]:
     return tuple(f"{landing.piece.hunk.path}: {landing.note}" for landing in landings if landing.note)
 
 
-_SIMILAR = 0.75  # share of equal lines below which a renamed file may be another file
+_SIMILAR = 0.75  # if a renamed file has a smaller share of equal lines, it may be another file, so print a note
 
 
 def _note_renames(git: Git, origin: Commit, onto: str) -> tuple[str, ...]:
-    """Return a note for each file that was followed to another name with few equal lines."""
+    """Return a note for each file that was followed to another name although few of its lines are equal."""
     notes: list[str] = []
     for path, name in _new_names(git, origin, onto).items():
         if name != path:
@@ -106,7 +113,9 @@ def _note_renames(git: Git, origin: Commit, onto: str) -> tuple[str, ...]:
             equal = len(base.lines) - sum(block.removed for block in map_lines(git, base, now).blocks)
             share = equal / max(len(base.lines), len(now.lines), 1)
             if share < _SIMILAR:
-                notes.append(f"look at it: {path} is taken for {name} now, where {share:.0%} of the lines are equal")
+                notes.append(
+                    f"look at it: {name} counts as the renamed {path}, although only {share:.0%} of the lines are equal"
+                )
     return tuple(notes)
 
 
@@ -114,15 +123,16 @@ def _note_renames(git: Git, origin: Commit, onto: str) -> tuple[str, ...]:
 
 
 def hunks_in_upstream(git: Git, origin: Commit, onto: str) -> set[tuple[str, int]]:
-    """Return the hunks (path, number) whose result is in its place upstream; number 0 stands for the rest of a file.
+    """Return the hunks whose result is in upstream already, as pairs of path and number.
 
-    The rest has no hunks: the mode of the file, a binary change, a link, a submodule.
+    The number 0 stands for changes of a file that are not in hunks: its mode, a binary change, a link, a submodule.
     """
     found: set[tuple[str, int]] = set()
     names = _new_names(git, origin, onto)
     for file in parse_diff(origin.diff):
         name, has_text = names[file.path], file.hunks and not _is_submodule(file)
-        parts = 1 if has_text else 2  # of a text, only the mode
+        # compare mode and content; for a text only the mode, because its content is compared hunk by hunk
+        parts = 1 if has_text else 2
         if _entry(git, origin.id, file.path)[:parts] == _entry(git, onto, name)[:parts]:
             found |= {(file.path, 0), *((file.path, hunk.number) for hunk in (() if has_text else file.hunks))}
         if has_text:
@@ -135,9 +145,10 @@ def hunks_in_upstream(git: Git, origin: Commit, onto: str) -> set[tuple[str, int
 
 
 def moved_removals(git: Git, origin: Commit, onto: str) -> list[FailedHunk]:
-    """Return the hunks that only remove lines which upstream moved elsewhere. Such a hunk still has work to do.
+    """Return the hunks that only remove lines, if upstream moved these lines to another place.
 
-    Upstream lacks the lines in their old place, so the hunk seems to be in upstream.
+    The lines are not at their old place any more, so it seems that upstream has the hunk. But the patch must still
+    remove them at the new place.
     """
     found: list[FailedHunk] = []
     names = _new_names(git, origin, onto)
@@ -157,7 +168,7 @@ def moved_removals(git: Git, origin: Commit, onto: str) -> list[FailedHunk]:
 
 
 def _removed_to(git: Git, piece: Piece, patched: SourceFile, old: tuple[str, str], new: tuple[str, str]) -> str:
-    """Return where upstream has the removed lines of a hunk now ("path:line"), "" if it does not have them."""
+    """Return where upstream has the removed lines of a hunk now, as "path:line"; "" if it does not have them."""
     lines = [row[1:] for row in piece.hunk.rows if row[:1] == b"-"]
     telling = [line for line in lines if len(line.strip()) >= _TELLING]
     (now,) = read_files(git, (f"{new[0]}:{new[1]}", new[1]))
@@ -178,16 +189,16 @@ def _hunks(origin: Commit) -> set[tuple[str, int]]:
 
 
 def _entry(git: Git, tree: str, path: str) -> tuple[str, ...]:
-    """Return mode and object id of a path; empty if there is none."""
+    """Return the mode and the object id of a path; an empty tuple if the tree does not have it."""
     said = git.run("ls-tree", "-z", "--full-tree", tree, "--", f":(literal){path}", check=False).stdout
     mode, _, rest = said.partition(" ")
     return (mode, rest.partition("\t")[0].rpartition(" ")[2]) if said else ()
 
 
 def _is_applied(piece: Piece, old: SourceFile, patched: SourceFile, now: SourceFile, moved: LineMap) -> bool:
-    """Return True if upstream has the result of the hunk in its place, perhaps re-aligned.
+    """Return True if upstream has the result of the hunk in its place. White space may differ.
 
-    A hunk that only re-aligns lines is in upstream only byte for byte.
+    If the hunk itself only changes white space, the result must be equal byte for byte.
     """
     region = moved.map_range(piece.start, piece.start + len(piece.before))
     place, made = slice(region.start, region.stop), slice(piece.made, piece.made + len(piece.after))
@@ -228,20 +239,25 @@ def _numbered(origin: Commit, failed: FailedHunk) -> FailedHunk:
 
 
 def three_way_merge(builder: Builder, origin: Commit) -> tuple[str, dict[str, dict[str, tuple[str, str]]]]:
-    """Return the merged tree and its conflicts (as parse_unmerged); a file in conflict contains markers there.
+    """Return the merged tree and its conflicts, as parse_unmerged() returns them.
 
-    merge-tree supports --merge-base only from git 2.40 on, so upstream becomes a commit on top of the base.
+    A file with a conflict has markers in the tree. merge-tree has --merge-base only since git 2.40. So upstream's tree
+    is first made a commit on top of the base.
     """
     git, onto = builder.git, builder.tree
     attributes = git.repo / "info/attributes"
-    if (git.repo / "HEAD").is_file() and not attributes.exists():  # a scratch repository is bare: no others apply
+    # a temporary repository is bare, so no other attributes apply
+    if (git.repo / "HEAD").is_file() and not attributes.exists():
         attributes.parent.mkdir(exist_ok=True)
         attributes.write_text(f"* conflict-marker-size={MARKER_SIZE}\n")
     return merge_trees(git, onto, origin.parent, origin.id)
 
 
 def merge_trees(git: Git, onto: str, base: str, patched: str) -> tuple[str, dict[str, dict[str, tuple[str, str]]]]:
-    """Return the merge of a tree and a patch, a commit on `base`, and its conflicts (as parse_unmerged)."""
+    """Merge the tree `onto` with the commit `patched`, whose parent is `base`.
+
+    Returns the merged tree and its conflicts, as parse_unmerged() returns them.
+    """
     upstream = git.line("commit-tree", onto, "-p", base, input="upstream\n")
     done = git.run("merge-tree", "--write-tree", "-z", "--no-messages", upstream, patched, check=False)
     if done.returncode not in (0, 1):
@@ -256,7 +272,10 @@ def merge_trees(git: Git, onto: str, base: str, patched: str) -> tuple[str, dict
 
 
 def parse_unmerged(entries: Sequence[str]) -> dict[str, dict[str, tuple[str, str]]]:
-    """Return the conflicts of merge-tree or an index: mode and blob by path and stage (1 base, 2 upstream, 3 patch)."""
+    """Parse the conflicts of merge-tree or of an index.
+
+    Returns the mode and the blob by path and stage: "1" is the base, "2" is upstream, "3" is the patch.
+    """
     found: dict[str, dict[str, tuple[str, str]]] = {}
     for entry in entries:
         if entry:
@@ -269,7 +288,7 @@ def parse_unmerged(entries: Sequence[str]) -> dict[str, dict[str, tuple[str, str
 def _conflicts(
     git: Git, origin: Commit, onto: str, tree: str, unmerged: Mapping[str, Mapping[str, tuple[str, str]]]
 ) -> list[FailedHunk]:
-    """Return the conflicts of a merged tree: each hunk with markers, and each file that cannot have markers."""
+    """Return the conflicts of a merged tree: the hunks that have markers, and the files that cannot have markers."""
     found: list[FailedHunk] = []
     names = _new_names(git, origin, onto)
     files = {names[file.path]: file for file in parse_diff(origin.diff)}
@@ -290,7 +309,10 @@ def _conflicts(
 
 
 def _without_side(path: str) -> str:
-    """Return a path without the side of the merge that git appends where a file and a folder or a link collide."""
+    """Return a path without the side of the merge.
+
+    git appends the side if a file and a folder, or a file and a link, have the same name.
+    """
     return re.sub(r"~[0-9a-f]{40}(_\d+)?$", "", path)
 
 
@@ -298,7 +320,7 @@ _TYPES = {"10": "a file", "12": "a symbolic link", "16": "a submodule", "04": "a
 
 
 def _type_change(git: Git, origin: Commit, onto: str, path: str, name: str) -> str:
-    """Return the reason for a conflict if one side made a path another type, such as a link; "" if neither did."""
+    """Return the reason if one side turned a path into another type, for example into a link; "" if neither did."""
     entries = (_entry(git, tree, at) for tree, at in ((origin.parent, path), (origin.id, path), (onto, name)))
     base, mine, theirs = (_TYPES.get(entry[0][:2], "") if entry else "" for entry in entries)
     if base and theirs and base != theirs:
@@ -309,7 +331,7 @@ def _type_change(git: Git, origin: Commit, onto: str, path: str, name: str) -> s
 
 
 def _without_markers(stages: Mapping[str, tuple[str, str]], regions: Sequence[range]) -> str:
-    """Return the reason why a whole file is in conflict."""
+    """Return the reason why a file as a whole has a conflict."""
     if SUBMODULE in (mode for mode, _ in stages.values()):
         return "the patch and upstream each name another commit of this submodule"
     if set(stages) == {"1", "3"}:
@@ -320,11 +342,15 @@ def _without_markers(stages: Mapping[str, tuple[str, str]], regions: Sequence[ra
         return "upstream and the patch both add this file"
     if len(stages) < 3:
         return "upstream and the patch rename or remove this file in different ways"
-    return "upstream changed the same lines" if regions else "upstream and the patch both change this file (no text)"
+    return (
+        "upstream changed the same lines"
+        if regions
+        else "upstream and the patch both change this file, which is not a text"
+    )
 
 
 def _regions(git: Git, name: str, stages: Mapping[str, tuple[str, str]]) -> list[range]:
-    """Return the lines of upstream's file in each conflict of a file with markers."""
+    """Return the line ranges of upstream's file that are in conflict, read from a file with markers."""
     if "2" not in stages or SUBMODULE in (mode for mode, _ in stages.values()):
         return []
     (marked,), (ours,) = (read_files(git, (each, "")) for each in (name, stages["2"][1]))
@@ -332,7 +358,7 @@ def _regions(git: Git, name: str, stages: Mapping[str, tuple[str, str]]) -> list
     kept = _CONFLICT.sub(lambda found: found["ours"], text)
     back = map_lines(git, SourceFile(kept), ours)
     found: list[range] = []
-    cut = 0  # the lines of markers and of other sides so far
+    cut = 0  # number of lines so far that are markers or belong to other sides
     for each in _CONFLICT.finditer(text):
         start = text.count(b"\n", 0, each.start()) - cut
         stop = start + each["ours"].count(b"\n")
@@ -342,7 +368,7 @@ def _regions(git: Git, name: str, stages: Mapping[str, tuple[str, str]]) -> list
 
 
 def _hunks_at(git: Git, origin: Commit, onto: str, file: FileDiff, path: str, regions: Sequence[range]) -> list[Piece]:
-    """Return the hunks of a file whose place upstream overlaps or touches one of the regions."""
+    """Return the hunks of a file whose place in upstream overlaps or touches one of the regions."""
     base, now = read_files(git, (f"{origin.parent}:{file.path}", file.path), (f"{onto}:{path}", path))
     moved = map_lines(git, base, now)
     found: list[Piece] = []
@@ -357,7 +383,7 @@ def _hunks_at(git: Git, origin: Commit, onto: str, file: FileDiff, path: str, re
 def has_every_hunk(git: Git, origin: Commit, onto: str, result: str) -> bool:
     """Return True if a tree has every change of a patch, no matter whether upstream or the patch made the change.
 
-    Each added line of the patch must be in its place in `result`, and no removed line may be there.
+    Each line that the patch adds must be at its place in `result`, and no line that it removes may be there.
     """
     if moved_removals(git, origin, result):
         return False
@@ -378,7 +404,7 @@ def has_every_hunk(git: Git, origin: Commit, onto: str, result: str) -> bool:
         from_base, from_patched = map_lines(git, base, there), map_lines(git, patched, there)
         for hunk in file.hunks:
             removed, added = _changed_lines(hunk)
-            again = {patched.keys[n] for n in added}  # a line that the patch re-aligns is not removed
+            again = {patched.keys[n] for n in added}  # a line whose white space the patch changes is not a removed line
             gone = [n for n in removed if base.keys[n] not in again]
             if any(from_patched.line(n) is None for n in added) or any(from_base.line(n) is not None for n in gone):
                 return False
@@ -386,7 +412,7 @@ def has_every_hunk(git: Git, origin: Commit, onto: str, result: str) -> bool:
 
 
 def _changed_lines(hunk: Hunk) -> tuple[list[int], list[int]]:
-    """Return the numbers of the removed lines in the old file, and of the added lines in the new file; 0-based."""
+    """Return the removed lines in the old file, and the added lines in the new file, as numbers from 0."""
     old, new = hunk.old, hunk.new
     removed, added = list[int](), list[int]()
     for row in hunk.rows:
@@ -400,20 +426,23 @@ def _changed_lines(hunk: Hunk) -> tuple[list[int], list[int]]:
 
 
 def apply_by_context(builder: Builder, diff: bytes) -> str | None:
-    """Return the tree with a diff applied to builder.tree by its context, None if it does not apply."""
+    """Return builder.tree with a diff applied to it by its context; None if it does not apply."""
     builder.reset()
     return builder.write_tree() if builder.apply(diff) else None
 
 
 def _is_in_upstream(builder: Builder, origin: Commit) -> bool:
-    """Return True if upstream has the whole patch: the reverse patch applies, each hunk in its right place."""
+    """Return True if upstream has the whole patch.
+
+    This is the case if the reverse patch applies, and each of its hunks is at the right place.
+    """
     diff = builder.diff_of(origin.id, origin.parent)
     back = replace(origin, id=origin.parent, parents=(origin.id,), diff=diff)
     without = apply_by_context(builder, _with_new_names(builder.git, back, builder.tree))
     return without is not None and not any(f.wrong for f in check_hunks(builder.git, back, builder.tree, without))
 
 
-# --- the placement check, fed from git ----------------------------------------------------------------------------
+# --- the check of places, with files from git ---------------------------------------------------------------------
 
 
 def check_hunks(
@@ -425,10 +454,14 @@ def check_hunks(
     but: frozenset[str] = frozenset(),
     known: frozenset[bytes] = frozenset(),
 ) -> tuple[HunkPlacement, ...]:
-    """Check every hunk against the place where it landed, given the tree before (`onto`) and after (`result`).
+    """Check the place of every hunk in the result of a merge.
 
-    Hunks that upstream already has are left out, and so are the files named in `but`. `known` are lines, without white
-    space, that upstream added for a reason that is known.
+    Hunks that upstream already has are left out.
+
+    onto: the tree before the merge
+    result: the tree after the merge
+    but: the paths of files that are not checked
+    known: lines, without white space, that upstream added for a known reason
     """
     placements: list[HunkPlacement] = []
     names = _new_names(git, origin, onto)
@@ -450,9 +483,12 @@ def check_hunks(
 def _refuse_moved_function(
     git: Git, placement: HunkPlacement, base: SourceFile, now: SourceFile, old: tuple[str, str], new: tuple[str, str]
 ) -> HunkPlacement:
-    """Call a hunk wrong if upstream moved its function to another file, and the hunk landed in a similar function.
+    """Return the placement, marked as wrong if upstream moved the function to another file.
 
-    old, new: tree and path of the two files
+    In that case, the hunk is now in another function that looks similar.
+
+    old: tree and path of the file that the patch was made on
+    new: tree and path of upstream's file
     """
     found = _moved_function(git, placement.piece, base, now, old, new) if not placement.wrong else None
     if not found:
@@ -463,9 +499,12 @@ def _refuse_moved_function(
 def _moved_function(
     git: Git, piece: Piece, base: SourceFile, now: SourceFile, old: tuple[str, str], new: tuple[str, str]
 ) -> tuple[str, str] | None:
-    """Return where the function of a hunk is now ("path:line"), and its first line, if it is in another file.
+    """Return where the function of a hunk is now, as "path:line", and the first line of the function.
 
-    old, new: tree and path of the two files
+    Returns None if the function is still in the same file, or if it is not found.
+
+    old: tree and path of the file that the patch was made on
+    new: tree and path of upstream's file
     """
     number = _function_head(base, piece.start)
     if number is None or base.keys[number] in now.keys:
@@ -476,7 +515,7 @@ def _moved_function(
 
 
 def _function_head(file: SourceFile, number: int) -> int | None:
-    """Return the first line of the function around a line of C or Python, or None."""
+    """Return the number of the first line of the function around a line of C or Python; None if there is none."""
     if within := file.function_at(number):
         return within.start
     if not file.path.endswith(".py"):
@@ -494,9 +533,9 @@ def _lines_of(origin: Commit, hunks: Collection[tuple[str, int]]) -> frozenset[b
     return frozenset(squeezed(row[1:]) for hunk in chosen for row in hunk.rows if row[:1] == b"+")
 
 
-@functools.lru_cache(8)  # each step of a pick asks for them
+@functools.lru_cache(8)  # each step of moving a patch needs them
 def _new_names(git: Git, origin: Commit, onto: str) -> Mapping[str, str]:
-    """Map each path of a patch to its path in the other upstream; renames are followed."""
+    """Return the path that each path of a patch has in the other upstream. Renames are followed."""
     names = {file.path: file.path for file in parse_diff(origin.diff)}
     if not set(names) <= git.paths(onto):
         names.update({path: name for path, name in git.renamed(origin.parent, onto).items() if path in names})
@@ -504,7 +543,7 @@ def _new_names(git: Git, origin: Commit, onto: str) -> Mapping[str, str]:
 
 
 def _with_new_names(git: Git, origin: Commit, onto: str) -> bytes:
-    """Return the diff of a patch with the paths of the other upstream."""
+    """Return the diff of a patch, with the paths that its files have in the other upstream."""
     names = _new_names(git, origin, onto)
     if all(old == new for old, new in names.items()):
         return origin.diff
@@ -523,19 +562,22 @@ def _with_new_names(git: Git, origin: Commit, onto: str) -> bytes:
 
 
 def review_resolution(builder: Builder, origin: Commit, tree: str) -> tuple[str, ...]:
-    """Return notes on a user's resolution of a patch on builder.tree, whose result is `tree`.
+    """Return notes on a user's resolution of a conflict. `tree` is the result of the resolution.
 
-    A note names each hunk that is still in a place reported as wrong, and each file that the patch did not change.
+    There is a note for each hunk that is still at a place reported as wrong, and for each changed file that the patch
+    does not change.
     """
     git, onto = builder.git, builder.tree
     left = [placement for placement in check_hunks(git, origin, onto, tree) if placement.wrong not in ("", UNTOLD)]
     more = set(git.changed(onto, tree)) - set(_new_names(git, origin, onto).values())
-    notes = [f"{placement.piece.hunk.path}: as it was left, though {placement.wrong}" for placement in left]
+    notes = [
+        f"{placement.piece.hunk.path}: not changed by the resolution, although {placement.wrong}" for placement in left
+    ]
     return (*notes, *(f"{path}: the resolution changes it, the patch did not" for path in sorted(more)))
 
 
 def read_files(git: Git, *files: tuple[str, str]) -> list[SourceFile]:
-    """Read files, each given as git object name and path. A missing file is empty."""
+    """Read files. Each is given as the name of a git object and a path. A missing file is empty."""
     found = git.blobs(*(name for name, _path in files))
     return [_cached_source(text, path, blob) for (blob, text), (_name, path) in zip(found, files, strict=True)]
 
@@ -543,9 +585,10 @@ def read_files(git: Git, *files: tuple[str, str]) -> list[SourceFile]:
 _cached_source = functools.lru_cache(32)(SourceFile)  # the next patch of the series often reads the same file
 
 
-@functools.lru_cache(32)  # the merge, the check of its result and the report of a conflict map the same files
+# the merge, the check of its result and the report of a conflict need the map of the same files
+@functools.lru_cache(32)
 def map_lines(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
-    """Map the lines of one file to another with git diff; lines that were only re-aligned match."""
+    """Map the lines of one file to those of another with git diff. Lines that differ only in white space match."""
     if old.text == new.text:
         return LineMap(())
     blobs = (side.blob or git.line("hash-object", "-w", "--stdin", input=side.text) for side in (old, new))
@@ -553,7 +596,7 @@ def map_lines(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
 
 
 def add_context(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> FailedHunk:
-    """Add the lines that the patch expects, upstream's lines in that place, their diff, and the cause in words."""
+    """Return a failed hunk with the expected lines, upstream's lines, their diff, and the cause in words."""
     names = _new_names(git, origin, onto)
     files = [file for file in parse_diff(origin.diff) if hunk.path in (file.path, names[file.path])]
     if not files:
@@ -570,12 +613,15 @@ def add_context(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> Failed
 
 
 def _same_place(hunk: Hunk, failed: FailedHunk) -> bool:
-    """Return True if a failed hunk is a hunk of a diff: both begin in the same line of the old file."""
+    """Return True if a failed hunk is a given hunk of a diff. Both must begin in the same line of the old file."""
     return failed.number > 0 and hunk.header.split(" +")[0] == failed.header.split(" +")[0]
 
 
 def _add_context_of_file(git: Git, origin: Commit, onto: str, path: str, hunk: FailedHunk) -> FailedHunk:
-    """Add the cause of a conflict about a whole file: a submodule, a link, a binary, or a file that one side lacks."""
+    """Add the cause of a conflict about a whole file.
+
+    The file is a submodule, a link or a binary file, or only one side has it.
+    """
     if hunk.cause:
         return hunk
     entries = [_entry(git, tree, path) for tree in (origin.parent, origin.id, onto)]
@@ -587,13 +633,16 @@ def _add_context_of_file(git: Git, origin: Commit, onto: str, path: str, hunk: F
     return replace(hunk, cause="changed lines")
 
 
-_TELLING = 16  # minimum length of a line that is rare enough to search for
+_TELLING = 16  # a line with fewer characters occurs too often to be searched for
 
 
 def _new_location(git: Git, lines: Sequence[bytes], old: tuple[str, str], new: tuple[str, str]) -> str:
-    """Return where the longest of `lines` is now ("path:line"), or "" if no other file or several files have it.
+    """Return where the longest of `lines` is now, as "path:line".
 
-    `old` is the tree and path of the lines before; `new` is where they should be.
+    Returns "" if no other file has it, or if several files do.
+
+    old: the tree and the path of the lines before
+    new: the tree and the path where the lines should be
     """
     line = max((line.strip() for line in lines), key=len, default=b"").decode("utf-8", "replace")
     if len(line) < _TELLING:

@@ -1,4 +1,4 @@
-"""Decide for each path of a tree whether its changes belong to a patch or to a file of cpp/."""
+"""Decide for each path of a tree whether its changes go into a patch or whether it is a file of cpp/."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -10,7 +10,7 @@ _PLAIN = ("100644", "100755")
 
 
 class Entry(NamedTuple):
-    """State of a path in a tree. mode "" if the tree does not have the path."""
+    """Hold the state of a path in a git tree. The mode is "" if the tree does not have the path."""
 
     mode: str
     id: str
@@ -20,7 +20,7 @@ ABSENT = Entry("", "")
 
 
 def read_tree(git: Git, tree: str) -> dict[str, Entry]:
-    """Return the entries of a tree or commit by path."""
+    """Return the entries of a git tree or a commit, by path."""
     found: dict[str, Entry] = {}
     for line in git.entries("ls-tree", "-r", "-z", tree):
         meta, _, path = line.partition("\t")
@@ -30,10 +30,13 @@ def read_tree(git: Git, tree: str) -> dict[str, Entry]:
 
 
 def patch_paths(theirs: Iterable[str], final: Mapping[str, Entry]) -> frozenset[str]:
-    """Return the paths whose changes belong to patches: upstream's, and other ones that cpp/ cannot hold.
+    """Return the paths whose changes go into patches: those of upstream, and new paths that cpp/ cannot hold.
 
-    theirs: upstream's paths; final: the patched tree. cpp/ cannot hold links, submodules, names that kvtool ignores
-    there, a path at which upstream has a folder, and a path below a file of upstream's.
+    cpp/ cannot hold links, submodules, and names that kvtool ignores there. It cannot hold a file where upstream has a
+    folder, or a file in a folder where upstream has a file.
+
+    theirs: the paths of upstream
+    final: the entries of the patched tree
     """
     theirs = frozenset(theirs)
     above = folders(theirs)

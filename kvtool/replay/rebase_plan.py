@@ -1,10 +1,10 @@
-"""Rehearse a rebase: build the series on its own upstream, then move every patch onto another upstream.
+"""Try a rebase: apply the series to its own upstream, then move every patch to another upstream.
 
-Everything happens in a scratch repository that sees both trees. No checkout and no ref changes. A patch that cannot be
-moved does not hide the others: each later patch is tried on the commits that could be built without it.
+Everything happens in a temporary repository that has both trees. No checkout and no ref changes. If a patch cannot be
+moved, the later patches are still tried, on the commits that could be made without it.
 
-`head` is the result: its commits are equal to the commits that `kvtool apply` makes after the rebase. Every command
-gets the series on an upstream from a SeriesContext.
+The result is `head`. Its commits are equal to those that `kvtool apply` makes after the rebase. Every command gets its
+series from a SeriesContext.
 """
 
 import contextlib
@@ -43,21 +43,21 @@ from kvtool.upstream.lock import Upstream, load_lock
 
 @dataclass(frozen=True)
 class Resolution:
-    """A conflict that the user resolved."""
+    """Hold a resolution of a conflict by the user."""
 
-    patch: str  # id
-    parent: str  # commit on which it was resolved
-    tree: str  # tree id of the result
+    patch: str  # id of the patch
+    parent: str  # id of the commit on which it was resolved
+    tree: str  # id of the resulting git tree
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The decisions of the user. Patches are named by id."""
+    """Hold the decisions of the user. Patches are named by their ids."""
 
     resolved: tuple[Resolution, ...] = ()
-    skip: tuple[str, ...] = ()  # leave these out from this upstream on
-    drop: tuple[str, ...] = ()  # remove these from the series
-    accept: tuple[str, ...] = ()  # these may lose lines
+    skip: tuple[str, ...] = ()  # patches to leave out from the new upstream on
+    drop: tuple[str, ...] = ()  # patches to remove from the series
+    accept: tuple[str, ...] = ()  # patches that may lose lines
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -65,30 +65,31 @@ class Choices:
         return self.skip + self.drop + self.accept
 
     def merged_with(self, more: "Choices") -> "Choices":
-        """Return the union of both decisions."""
+        """Return the decisions of both objects together."""
         return replace(self, skip=self.skip + more.skip, drop=self.drop + more.drop, accept=self.accept + more.accept)
 
 
 @dataclass(frozen=True)
 class ConflictStop:
-    """The first patch that needs the user."""
+    """Describe the first patch that needs the user."""
 
     id: str = ""
-    parent: str = ""  # commit on which to resolve it
-    origin: str = ""  # the patch as a commit on the old upstream, "" if there is none
-    commit: str = ""  # the moved patch if it only lost lines, "" for a conflict
+    parent: str = ""  # id of the commit on which the user must resolve it
+    origin: str = ""  # id of the patch's commit on the old upstream, "" if there is none
+    commit: str = ""  # id of the moved patch if it only lost lines, "" for a conflict
 
 
 @dataclass(frozen=True)
 class Rehearsal(Replayed):
-    """The result of a trial rebase of the series onto `tag`.
+    """Hold the result of a trial rebase of the series to `tag`.
 
-    complete: every patch is placed or left out on purpose, and no patch lost lines without the user's consent
-    tree, head: the result, with every patch that could be moved
+    `complete` is True if every patch was moved or left out on purpose, and none lost lines without the user's consent.
+    `head` and `tree` have every patch that could be moved.
+
     locked: the series on the old upstream
-    stop: None if complete
-    seconds: duration, including the locked base
-    astray: a hint for each folder with files of cpp/ that upstream no longer has
+    stop: the first patch that needs the user, None if the rebase is complete
+    seconds: the duration, including the time for the old upstream
+    astray: a note for each folder that has files of cpp/ and that upstream no longer has
     """
 
     tag: str
@@ -99,12 +100,12 @@ class Rehearsal(Replayed):
 
 
 class SeriesContext:
-    """The series of a project, its lock and cache: build it on the locked upstream, or move it to another upstream.
+    """Load the series of a project, apply it to the locked upstream, or move it to another upstream.
 
-    lock: the project's lock, which may learn more tags
-    known: base commits by tag, fetched on demand
-    listed: the tags of the project's lock
-    groups: groups of every series here, empty for all
+    lock: the project's upstream.lock, to which more tags can be added in memory
+    known: the ids of the commits of unpatched upstream by tag, which are fetched when they are needed
+    listed: the tags of the project's upstream.lock
+    groups: the groups of the series that are used; empty for all
     """
 
     def __init__(
@@ -123,25 +124,28 @@ class SeriesContext:
         return other
 
     def with_groups(self, groups: Sequence[str]) -> Self:
-        """Return the same for some groups of the series."""
+        """Return a context with only some groups of the series."""
         other = copy.copy(self)
         other.groups = tuple(groups)
         return other
 
     def find(self, tag: str) -> Upstream:
-        """Fetch an upstream that need not be in the lock."""
+        """Fetch an upstream tag, which need not be in the lock."""
         self.lock, fetched = sources.ensure_tag(self.cache, self.lock, tag, self.console, self.mirror)
         self.known[tag] = fetched.commit
         return self.lock.upstream(tag)
 
     def base(self, upstream: Upstream) -> str:
-        """Return the base commit of an upstream, fetching it if necessary."""
+        """Return the commit of an unpatched upstream. Fetch it if it is not known yet."""
         if upstream.tag not in self.known:
             self.known[upstream.tag] = self._fetch(upstream)
         return self.known[upstream.tag]
 
     def _fetch(self, upstream: Upstream) -> str:
-        """Fetch an upstream. Try the mirror last for the locked upstream, because the mirror may not have it."""
+        """Fetch an upstream.
+
+        The locked upstream is fetched from the usual sources first, because the mirror may not have it.
+        """
         if self.mirror and upstream.tag == self.lock.current:
             with contextlib.suppress(NetworkError, UsageError):
                 return sources.ensure(self.cache, self.lock, upstream, self.console).commit
@@ -160,19 +164,21 @@ class SeriesContext:
         keep_going: bool = True,
         made: Replayed | None = None,
     ) -> Rehearsal:
-        """Move every patch to another upstream, from the locked one or from the one where it was `made`.
+        """Move every patch to another upstream.
 
-        choices: of a rebase; None follows from/until literally (a bisection asks about one patch)
-        keep_going: if False, end with the first patch that cannot be moved
+        Raises ConflictError if the series does not apply to its own upstream, UsageError if the new upstream has the
+        path of a file of cpp/, and TreeError if a resolution was made for another state of the patches.
 
-        ConflictError: the series does not apply to its own upstream. UsageError: the new upstream has a file of cpp/.
-        TreeError: a resolution was made for another state.
+        choices: the decisions of the user in a rebase. None leaves out exactly the patches that from/until leave out; a
+            bisection needs this.
+        keep_going: False stops at the first patch that cannot be moved
+        made: the series on the upstream to start from; None for the locked upstream
         """
         old = self.lock.upstream()
         here, there = self.base(old), self.base(upstream)
         start, series = time.monotonic(), self.series(upstream)
         builder = Builder(scratch, there)
-        builder.commit_files(series.files)  # fails within a second if upstream has such a file
+        builder.commit_files(series.files)  # if upstream has the path of a file of cpp/, this fails within a second
         locked = made or replay(scratch, here, self.series(old))
         if error := conflict_error(locked.reports, old.label):
             raise ConflictError(
@@ -194,14 +200,14 @@ class SeriesContext:
         return Rehearsal(*result, upstream.tag, locked, mover.stop, time.monotonic() - start, astray)
 
     def build(self, scratch: Scratch, upstream: Upstream) -> Replayed:
-        """Build the series on an upstream in a scratch repository."""
+        """Apply the series to an upstream in a temporary repository."""
         if upstream.tree != self.lock.upstream().tree:
             return self.rehearse(scratch, upstream)
         return replay(scratch, self.base(upstream), self.series(upstream))
 
 
 def _orphaned_folders(git: Scratch, series: Series, here: str, there: str) -> tuple[str, ...]:
-    """Return a note for each folder that has files of cpp/ but no longer exists in upstream."""
+    """Return a note for each folder that has files of cpp/ and that upstream no longer has."""
     ours = {_folder(file.path) for file in series.files}
     gone = sorted(ours & folders(git.paths(here)) - folders(git.paths(there)))
     renamed = git.renamed(here, there) if gone else {}
@@ -209,7 +215,7 @@ def _orphaned_folders(git: Scratch, series: Series, here: str, there: str) -> tu
     for folder in gone:
         names = Counter(_folder(new) for old, new in renamed.items() if _folder(old) == folder)
         most = f" (most of its files are in {names.most_common(1)[0][0]})" if names else ""
-        found.append(f"upstream has no {folder} any more{most}; only the files of cpp/{folder} are left there")
+        found.append(f"upstream has no {folder} any more{most}; only the files of cpp/{folder} would be in this folder")
     return tuple(found)
 
 
@@ -232,7 +238,7 @@ class _PatchMover:
         self.reports: list[PatchReport] = []
         self.stop: ConflictStop | None = None
         self._origins, self._choices, self._missing = origins, choices, MissingLines()
-        self._to_merge: dict[str, str] = {}  # by patch, the commit that a person has to merge
+        self._to_merge: dict[str, str] = {}  # by patch id, the commit that the user has to merge by hand
 
     def move(self, loaded: LoadedPatch) -> None:
         start, parent = time.monotonic(), self.builder.commit
@@ -253,9 +259,10 @@ class _PatchMover:
         return (self._try if name in self._unsure else self._place)(loaded, origin)
 
     def _note_if_reverted(self, loaded: LoadedPatch) -> tuple[str, ...]:
-        """Return a note if the old upstream has a patch that ended with `until`, and the new upstream does not.
+        """Return a note if upstream seems to have reverted a patch that it once had.
 
-        Then upstream has reverted the patch, and the series would lose its effect without a word.
+        The patch has `until`, because the old upstream contains it. If the new upstream does not contain it, upstream
+        has reverted it. The series would lose the effect of the patch unnoticed.
         """
         until, name = loaded.patch.until, loaded.patch.id
         was_skipped = any(r.id == name and r.outcome is PatchOutcome.SKIPPED for r in self._locked.reports)
@@ -270,14 +277,14 @@ class _PatchMover:
         if report.outcome is not PatchOutcome.APPLIED:
             return ()
         return (
-            f"look at it: upstream had it from {until} on, and has it no longer; to carry it again, remove its until "
-            "from series.toml, then kvtool apply",
+            f"look at it: upstream had this patch from {until} on, but has reverted it; to apply it again, remove its "
+            "until from series.toml, then kvtool apply",
         )
 
     def _try(self, loaded: LoadedPatch, origin: Commit | None) -> PatchReport:
-        """Try a patch whose need the lock does not decide: apply it if it has a place."""
+        """Try a patch for which upstream.lock does not say whether it is needed. Apply it if it fits."""
         name, before, missing = loaded.patch.id, (self.builder.commit, self.builder.tree), self._missing
-        self._missing = MissingLines()  # an optional patch blocks no later patch
+        self._missing = MissingLines()  # if this optional patch fails, later patches must not count as blocked by it
         report = self._place(replace(loaded, wanted=True), origin)
         self._missing = missing
         here = report.commit and not report.needs_user
@@ -287,8 +294,8 @@ class _PatchMover:
             if not loaded.wanted:
                 return report
         needed = "not needed" if loaded.wanted else "needed"
-        place = "its place is here" if here else "it has no place here"
-        note = f"look at it: it is {needed} from {self._unsure[name]} on, the lock's next one, and {place}"
+        place = "it applies here" if here else "it does not apply here"
+        note = f"look at it: this patch is {needed} from {self._unsure[name]} on, the next tag of the lock, and {place}"
         return replace(report, moved=(*report.moved, note))
 
     def _place(self, loaded: LoadedPatch, origin: Commit | None) -> PatchReport:
@@ -297,13 +304,14 @@ class _PatchMover:
             if made.parent != self.builder.commit:
                 raise TreeError(
                     f"the resolution of patch {name!r} was made on another tree",
-                    why="the patches before it are moved otherwise than then, as another version of kvtool or git does",
+                    why="the patches before it were moved in another way then, perhaps by another version of kvtool or "
+                    "git",
                     next_step="kvtool rebase --abort, then start again; rerere remembers the resolutions",
                 )
             notes = review_resolution(self.builder, origin, made.tree) if origin else ()
             return self._take(loaded, made.tree, notes, origin)
         self.builder.reset()
-        if origin is None:  # the locked upstream does not want it, or has it: there is nothing to merge from
+        if origin is None:  # the patch is not applied to the locked upstream, so there is no commit to merge from
             return replay_patch(self.builder, loaded, self._missing, strict=True)
         attempt = cherry_pick(self.builder, origin)
         if attempt.tree is None:
@@ -328,11 +336,11 @@ class _PatchMover:
 
 
 def lost_changes(was: bytes, now: bytes) -> str:
-    """Describe how much of a patch was lost, "" for nothing. Hunks are counted as runs of changed lines."""
+    """Return how much of a patch was lost, "" for nothing. A hunk is counted as a run of changed lines."""
     hunks, hunks_now = count_runs(was), count_runs(now)
     lines, lines_now = (sum(diff_size(diff)[1:]) for diff in (was, now))
     if was and not now and not hunks:
-        return "all that it changes"  # a mode change or a binary file
+        return "all that it changes"  # a change of the mode, or a binary file
     if hunks_now >= hunks and lines_now >= lines:
         return ""
     return f"{max(hunks - hunks_now, 0)} of {hunks} hunks, {max(lines - lines_now, 0)} of {lines} lines"

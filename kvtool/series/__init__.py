@@ -1,1 +1,1 @@
-"""Text: patch files, C source, the placement of hunks, series.toml. Imports nothing that runs git."""
+"""Read and check texts: patch files, C source, places of hunks, series.toml. No module here runs git."""

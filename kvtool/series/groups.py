@@ -1,6 +1,6 @@
-"""Groups of series.toml: the layers of a series, their dependencies, and the files of cpp/ that belong to each. Pure.
+"""Read the groups of series.toml: parts of the series, their dependencies, and the files of cpp/ that belong to them.
 
-A tree can be made with some groups only. It then has the patches and the files of these groups and of the groups that
+A tree can be made with some groups only. It then has the patches and the files of these groups, and of the groups that
 they depend on.
 """
 
@@ -19,21 +19,24 @@ _KEYS = {"id", "depends", "files"}
 
 @dataclass(frozen=True)
 class Group:
-    """One [[group]] table of series.toml."""
+    """Hold one [[group]] table of series.toml."""
 
     id: str
-    # Groups that this group needs, in any order; none for a group that works alone.
+    # Ids of the groups that this group needs, in any order; empty for a group that works alone.
     depends: tuple[str, ...] = ()
-    # Patterns of paths below cpp/. `*` matches any characters, slashes included.
+    # Patterns of paths in cpp/. `*` matches any characters, including slashes.
     files: tuple[str, ...] = ()
 
     def has_file(self, path: str) -> bool:
-        """Return whether a file of cpp/ belongs to this group. The path has slashes."""
+        """Return whether a file of cpp/ belongs to this group. The path must have slashes."""
         return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.files)
 
 
 def group_problems(table: Any) -> Iterator[UsageError]:
-    """Return each mistake of one [[group]] table by itself. A table without mistakes can become a Group."""
+    """Return each mistake of one [[group]] table, without looking at other tables.
+
+    If there is none, it can become a Group.
+    """
     if not isinstance(table, dict):
         yield UsageError("not a table")
         return
@@ -49,7 +52,7 @@ def group_problems(table: Any) -> Iterator[UsageError]:
 
 
 def parse_groups(text: str, where: str = "series.toml") -> tuple[Group, ...]:
-    """Parse the [[group]] tables, in their order. UsageError names the table that is wrong, and the mistake."""
+    """Parse the [[group]] tables in their order. Raise UsageError, with the table and the mistake, if one is wrong."""
     _, tables = read_tables(text, "group", where)
     groups: list[Group] = []
     for number, table in enumerate(tables, 1):
@@ -61,7 +64,7 @@ def parse_groups(text: str, where: str = "series.toml") -> tuple[Group, ...]:
     if double := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"{where}: two groups have the id {double!r}")
     for number, group in enumerate(groups):
-        # a group that depends on earlier groups only cannot be part of a circle
+        # if each group depends only on earlier groups, there can be no circle
         if wrong := [name for name in group.depends if name not in names[:number]]:
             raise UsageError(
                 f"{where}: group {group.id!r} depends on {wrong[0]!r}, which is not an earlier group",
@@ -71,28 +74,29 @@ def parse_groups(text: str, where: str = "series.toml") -> tuple[Group, ...]:
 
 
 def close_groups(groups: Sequence[Group], named: Sequence[str]) -> tuple[str, ...]:
-    """Return the named groups and all of their dependencies, in the order of series.toml.
+    """Return the named groups and all groups that they depend on, in the order of series.toml.
 
-    An empty tuple stands for the whole series: no group or every group is named. UsageError for an unknown name.
+    An empty tuple stands for the whole series. It is returned if no group or every group is named. Raises UsageError
+    for an unknown name.
     """
     by_id = {group.id: group for group in groups}
     if unknown := [name for name in named if name not in by_id]:
         known = f"name one of: {', '.join(by_id)}" if by_id else "leave out --group: series.toml has no [[group]]"
         raise UsageError(f"there is no group {unknown[0]!r}", next_step=known)
     wanted = set(named)
-    for group in reversed(groups):  # dependencies have earlier places, so one pass finds all of them
+    for group in reversed(groups):  # a group depends only on earlier groups, so one pass from the end finds all of them
         if group.id in wanted:
             wanted.update(group.depends)
     return () if len(wanted) == len(groups) else tuple(group.id for group in groups if group.id in wanted)
 
 
 def owners_of(groups: Sequence[Group], path: str) -> tuple[str, ...]:
-    """Return the groups that a file of cpp/ belongs to. Exactly one is right; lint reports everything else."""
+    """Return the groups that a file of cpp/ belongs to. There should be exactly one; lint reports other numbers."""
     return tuple(group.id for group in groups if group.has_file(path))
 
 
 def last_of(groups: Sequence[Group], chosen: Sequence[str]) -> str:
-    """Return the chosen group that no other chosen group depends on; "" if there are several."""
+    """Return the chosen group on which no other chosen group depends; "" if there are several such groups."""
     needed = {name for group in groups if group.id in chosen for name in group.depends}
     tops = [name for name in chosen if name not in needed]
     return tops[0] if len(tops) == 1 else ""

@@ -1,6 +1,7 @@
-"""Read patches that other tools wrote: mails, quilt patches and plain diffs, in the order of a series file. Pure.
+"""Read patches that other tools wrote: mails, quilt patches and plain diffs, in the order of a series file.
 
-Headers of DEP-3 (Origin, Bug, Forwarded, ...) become trailers of the commit message, so every later export keeps them.
+Headers of DEP-3, Debian's rules for patches (Origin, Bug, Forwarded, ...), become trailers of the commit message. So
+every later export keeps them. Git is not run.
 """
 
 import re
@@ -14,19 +15,19 @@ from pathlib import Path
 from kvtool.errors import UsageError
 from kvtool.series.patchfile import Authored, parse_sender
 
-# Used where a patch names no author or date. The date is the one of every commit that kvtool makes.
+# Used if a patch has no author or no date. All commits that kvtool makes by itself have this date.
 _NO_AUTHOR = ("kvtool", "kvtool@localhost")
 _NO_DATE = "1767225600 +0000"
 _SUFFIXES = (".patch", ".diff")
-_SERIES = ("series", ".patches")  # of quilt, of Electron
+_SERIES = ("series", ".patches")  # the names that quilt and Electron use
 _MBOX = re.compile(rb"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001\n(?=[A-Z][A-Za-z-]*: )", re.MULTILINE)
 _DIFF_START = re.compile(rb"^(?:diff -|Index: |--- [^\n]*\n\+\+\+ )", re.MULTILINE)
 _SIGNATURE = re.compile(rb"^-- \n(?!\+\+\+ )[^\n]*\n?\s*\Z", re.MULTILINE)
-_ONLY_IN = re.compile(rb"^Only in [^\n]*: [^\n]*\n", re.MULTILINE)  # of diff -r
+_ONLY_IN = re.compile(rb"^Only in [^\n]*: [^\n]*\n", re.MULTILINE)  # lines that diff -r prints
 _FIELD = re.compile(r"([A-Za-z][A-Za-z0-9-]*):(?:[ \t]+(.*))?$")
 _PREFIX = re.compile(r"\[[^\]]*\bPATCH\b[^\]]*\]\s*")
 _NUMBER = re.compile(r"^\d+[-_.]+")
-# Headers that describe the mail instead of the patch.
+# Headers that are about the mail and not about the patch.
 _OF_THE_MAIL = re.compile(
     r"(to|cc|bcc|date|message-id|in-reply-to|references|reply-to|sender|return-path|received|delivered-to|user-agent"
     r"|status|lines|(list|mime|content|x|dkim|authentication|arc)-[a-z-]+)"
@@ -36,25 +37,25 @@ _OF_THE_COMMIT = frozenset(("description", "subject", "from", "author", "date"))
 
 @dataclass(frozen=True)
 class IncomingPatch(Authored):
-    """A patch of another tool, its diff as it is in the file."""
+    """Hold a patch of another tool. Its diff is unchanged."""
 
-    file: Path  # the file, for messages
-    first_line: int  # number of the diff's first line in the file, from 1
-    strip: int = 1  # folders to remove from the names in the diff, as -p of patch(1)
-    reverse: bool = False  # whether the series file asks for -R
+    file: Path  # path of the file, for messages
+    first_line: int  # number of the diff's first line in the file, counted from 1
+    strip: int = 1  # number of folders to remove from the names in the diff, like -p of patch(1)
+    reverse: bool = False  # True if the series file has the option -R for this patch
 
     @property
     def stem(self) -> str:
-        """Return the file's name without number and ending."""
+        """Return the name of the file without its number and its ending."""
         return _NUMBER.sub("", self.file.name.removesuffix(self.file.suffix)) or self.file.stem
 
     def in_file(self, text: str) -> str:
-        """Replace line numbers of git's message about the diff by line numbers of the file."""
+        """Return a message of git about the diff, with line numbers of the file instead of line numbers of the diff."""
         return re.sub(r"\bat line (\d+)", lambda found: f"at line {int(found[1]) + self.first_line - 1}", text)
 
 
 def read_patches(place: Path) -> tuple[IncomingPatch, ...]:
-    """Read the patches of a folder, of a series file, or of one file, in order."""
+    """Read the patches of a folder, of a series file or of one file, in their order."""
     if not place.exists():
         raise UsageError(f"there is no {place}", next_step="name a folder with patches, or a series file")
     if place.is_dir():
@@ -65,7 +66,7 @@ def read_patches(place: Path) -> tuple[IncomingPatch, ...]:
 
 
 def _read_folder(folder: Path) -> tuple[IncomingPatch, ...]:
-    """Read the patches that the folder's series file names, or every patch of the folder by name."""
+    """Read the patches that the folder's series file names. Without such a file, read all patches, sorted by name."""
     if series := next((folder / name for name in _SERIES if (folder / name).is_file()), None):
         return _read_series(series)
     files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
@@ -81,7 +82,10 @@ def _read_folder(folder: Path) -> tuple[IncomingPatch, ...]:
 
 
 def _read_series(series: Path) -> tuple[IncomingPatch, ...]:
-    """Read the patches that a quilt series file lists: a name a line, with -pN or -R, and # comments."""
+    """Read the patches that a quilt series file lists.
+
+    Each line has a name, and can have -pN or -R. A comment starts with #.
+    """
     found: list[IncomingPatch] = []
     for number, line in enumerate(_read_bytes(series).decode("utf-8", "replace").splitlines(), 1):
         words = re.split(r"(?:^|\s)#", line)[0].split()
@@ -112,7 +116,7 @@ def _read_bytes(file: Path) -> bytes:
 
 
 def _read_file(file: Path) -> tuple[IncomingPatch, ...]:
-    """Read the patches of one file: more than one if it is a mailbox."""
+    """Read the patches of one file. A mailbox has several."""
     raw = _read_bytes(file)
     if raw.startswith(b"\x1f\x8b"):
         raise UsageError(f"{file} is compressed", next_step=f"gunzip {file}")
@@ -122,7 +126,7 @@ def _read_file(file: Path) -> tuple[IncomingPatch, ...]:
 
 
 def _parse(raw: bytes, file: Path, lines_before: int) -> IncomingPatch:
-    """Parse one patch, be it a mail, a quilt patch or a plain diff."""
+    """Parse one patch, which may be a mail, a quilt patch or a plain diff."""
     text = raw.partition(b"\n")[2] if raw.startswith(b"From ") else raw
     skipped = raw[: len(raw) - len(text)].count(b"\n")
     header, body = _split_header(text)
@@ -146,7 +150,7 @@ def _parse(raw: bytes, file: Path, lines_before: int) -> IncomingPatch:
 
 
 def _split_header(text: bytes) -> tuple[bytes, bytes]:
-    """Split off the paragraph of headers, if the text begins with one."""
+    """Divide a text into its headers and the rest. The headers are "" if the text does not begin with any."""
     stop = _DIFF_START.search(text)
     lines = (text[: stop.start()] if stop else text).splitlines(keepends=True)
     count = 0
@@ -156,13 +160,13 @@ def _split_header(text: bytes) -> tuple[bytes, bytes]:
             break
         count += 1
     if count < len(lines) and lines[count].strip() and lines[count].rstrip() != b"---":
-        return b"", text  # a sentence with a colon in free text
+        return b"", text  # the line only looks like a header; it is a sentence with a colon
     header = b"".join(lines[:count])
     return header, text[len(header) :]
 
 
 def _fields(header: str) -> list[tuple[str, str]]:
-    """Return names and values, a value with the line ends of its continuations."""
+    """Return the names and values of headers. A value that continues on further lines has line ends."""
     found: list[tuple[str, str]] = []
     for line in header.splitlines():
         if line[:1] in " \t" and found:
@@ -174,7 +178,7 @@ def _fields(header: str) -> list[tuple[str, str]]:
 
 
 def _author(fields: list[tuple[str, str]], mail: EmailMessage) -> tuple[str, str]:
-    """Return name and address of From, or of DEP-3's Author."""
+    """Return the name and the address of the header From, or of Author, which DEP-3 allows instead."""
     raw = next((value for key, value in mail.raw_items() if key.lower() == "from"), "")
     raw = raw or next((value for key, value in fields if key.lower() == "author"), "")
     name, email = parse_sender(raw.replace("\n", " ")) if raw else _NO_AUTHOR
@@ -182,7 +186,7 @@ def _author(fields: list[tuple[str, str]], mail: EmailMessage) -> tuple[str, str
 
 
 def _message(fields: list[tuple[str, str]], mail: EmailMessage, free: str, file: Path) -> str:
-    """Build the commit message: subject, text, and the remaining headers as trailers."""
+    """Return the commit message: the subject, the text, and the other headers as trailers."""
     by_name = {key.lower(): value for key, value in reversed(fields)}
     first, _, rest = by_name.get("description", "").partition("\n")
     subject = _PREFIX.sub("", " ".join(str(mail.get("Subject") or "").split())).strip()
@@ -190,7 +194,7 @@ def _message(fields: list[tuple[str, str]], mail: EmailMessage, free: str, file:
     if subject and first:
         text = [f"{first}\n{rest}", free]
     subject = subject or first.strip()
-    if not subject:  # free text, or nothing at all
+    if not subject:  # there is only free text, or nothing at all
         lines = [line for line in free.strip().splitlines() if line.strip()]
         subject, text = (lines[0].strip(" #") if lines else file.stem), ["\n".join(free.strip().splitlines()[1:])]
     kept = [

@@ -1,4 +1,4 @@
-"""Parse patch files, which are mails written by `git format-patch`, and their diffs. Runs no git."""
+"""Parse patch files and their diffs. A patch file is a mail that `git format-patch` wrote. Git is not run."""
 
 import itertools
 import re
@@ -12,14 +12,14 @@ from itertools import pairwise, takewhile
 from kvtool.errors import UsageError
 from kvtool.series.source import split_lines
 
-# Make diffs independent of the user's configuration and the version of git.
+# With these flags, a diff does not depend on the user's configuration and the version of git.
 PLAIN_FLAGS = (
     *("--src-prefix=a/", "--dst-prefix=b/", "--inter-hunk-context=0"),
     *("--no-renames", "--no-ext-diff", "--no-textconv", "--no-color"),
 )
-# Write diffs with one line of context: such hunks apply over months of upstream, hunks with three lines fail.
+# One line of context: such hunks still apply after months of changes in upstream, but hunks with three lines do not.
 DIFF_FLAGS = (*PLAIN_FLAGS, "--diff-algorithm=myers", "--full-index", "--binary", "-U1")
-# Write mails with only the necessary headers.
+# With these flags, a mail has only the necessary headers.
 MAIL_FLAGS = (
     *("--zero-commit", "--no-signature", "--no-stat", "--keep-subject", "--no-attach", "--no-thread"),
     *("--no-cover-letter", "--no-base", "--no-from", "--no-signoff", "--no-add-header"),
@@ -28,25 +28,25 @@ MAIL_FLAGS = (
 
 @dataclass(frozen=True)
 class Authored:
-    """A change and its author."""
+    """Hold a change and its author."""
 
     name: str
     email: str
-    date: str  # in a form that git accepts
+    date: str  # date in a form that git accepts
     message: str  # the whole commit message
-    diff: bytes  # starts at the first "diff --git", b"" for none
+    diff: bytes  # begins with the first "diff --git"; b"" if there is no diff
 
     @property
     def subject(self) -> str:
-        """Return the subject like git: the first paragraph as one line."""
+        """Return the subject as git does: the first paragraph as one line."""
         return " ".join(map(str.rstrip, takewhile(str.strip, self.message.lstrip("\n").split("\n")))).strip()
 
 
 @dataclass(frozen=True)
 class Mail(Authored):
-    """A parsed patch file. The message ends in one newline."""
+    """Hold a parsed patch file. Its message ends in exactly one line end."""
 
-    raw: bytes  # the unmodified file
+    raw: bytes  # the unchanged content of the file
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Hunk(Block):
-    """One hunk of a diff."""
+    """Hold one hunk of a diff."""
 
     path: str
-    number: int  # 1-based position in its file
+    number: int  # position of the hunk in its file, counted from 1
     total: int  # number of hunks in its file
     header: str  # "@@ -10,3 +10,5 @@"
     heading: str  # text after the second @@, usually the function
@@ -72,12 +72,16 @@ class Hunk(Block):
 
     @property
     def rows(self) -> list[bytes]:
-        """Return the lines with their +, - or blank marks, without the header."""
+        """Return the lines of the hunk with their marks (+, - or blank), without the header."""
         return split_lines(self.text)[1:]
 
     @property
     def function(self) -> str:
-        """Name the function of the first changed line: git's heading ignores a head among the hunk's own lines."""
+        """Return the function around the first changed line.
+
+        git's heading is the function before the hunk. So if a function begins in the hunk itself, above the change, its
+        first line is returned instead.
+        """
         name = self.heading
         for row in self.rows:
             is_head = _FUNCTION.match(row[1:])
@@ -89,7 +93,7 @@ class Hunk(Block):
 
 @dataclass(frozen=True)
 class FileDiff:
-    """The part of a diff that changes one file."""
+    """Hold the part of a diff that changes one file."""
 
     path: str  # path after the change
     head: bytes  # the lines before the first hunk
@@ -98,28 +102,29 @@ class FileDiff:
 
 @dataclass(frozen=True)
 class Piece:
-    """A hunk as lines."""
+    """Hold a hunk as lines before and after the change."""
 
     hunk: Hunk
-    start: int  # 0-based number of the first line in the old file
-    made: int  # 0-based number of the first line in the new file
+    start: int  # number of the first line in the old file, counted from 0
+    made: int  # number of the first line in the new file, counted from 0
     before: tuple[bytes, ...]  # old lines, including context
     after: tuple[bytes, ...]  # new lines, including context
-    lead: int  # number of context lines at the front
+    lead: int  # number of context lines at the start
     trail: int  # number of context lines at the end
 
 
-_FUNCTION = re.compile(rb"[A-Za-z_$]")  # git's own rule for a hunk's heading
-_LABEL_WIDTH = 80  # characters of a heading, as in git
+_FUNCTION = re.compile(rb"[A-Za-z_$]")  # git's default rule for lines that can be the heading of a hunk
+_LABEL_WIDTH = 80  # most characters of a heading, as in git
 _HUNK = re.compile(rb"^(@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@)(.*)$")
 _DIFF = re.compile(rb"^diff --git ", re.MULTILINE)
 _SIGNATURE = re.compile(rb"^-- \n(?!diff --git )[^-+ @\\].*\Z", re.MULTILINE | re.DOTALL)  # signature of a mail
 
 
 def parse_sender(raw: str) -> tuple[str, str]:
-    """Return name and address of a From header as git writes it.
+    """Return the name and the address of a From header that git wrote.
 
-    Python's own parser truncates invalid addresses (1+x[bot]@y) and adds blanks to a name with several encoded words.
+    Python's own parser is not used. It cuts off unusual addresses such as 1+x[bot]@y, and adds blanks to a name that
+    has several encoded words.
     """
     text = raw.encode("ascii", "surrogateescape").decode("utf-8", "replace")
     name, bracket, email = text.rpartition("<")
@@ -133,9 +138,9 @@ _BY_HAND = "apply it in the patched tree (git apply), commit there, and run kvto
 
 
 def parse_mail(raw: bytes, where: str) -> Mail:
-    """Parse a patch file. UsageError if it is not a mail written by git format-patch."""
+    """Parse a patch file. Raise UsageError if it is not a mail that git format-patch wrote."""
     hint = "write it with `kvtool export`, or git format-patch"
-    if re.search(rb"^--- [^\n]*\n\+\+\+ ", raw, re.MULTILINE):  # a diff of another tool
+    if re.search(rb"^--- [^\n]*\n\+\+\+ ", raw, re.MULTILINE):  # this is a diff of another tool
         hint = f"import it: kvtool import --patches FILE, in an empty project; or {_BY_HAND}"
     head, separator, rest = raw.partition(b"\n\n")
     if not separator or not head.startswith(b"From "):
@@ -160,7 +165,7 @@ def parse_mail(raw: bytes, where: str) -> Mail:
 
 
 def parse_diff(diff: bytes) -> tuple[FileDiff, ...]:
-    """Parse a git diff into files and hunks. A binary change has no hunks."""
+    """Parse a diff of git into files and hunks. A binary change has no hunks."""
     starts = [found.start() for found in _DIFF.finditer(diff)] + [len(diff)]
     return tuple(_file(diff[a:b]) for a, b in pairwise(starts))
 
@@ -188,7 +193,7 @@ def _hunk(path: str, number: int, total: int, lines: list[bytes]) -> Hunk:
         removed,
         new - (added > 0),
         added,
-    )  # for an empty range, git prints the line before it
+    )  # for an empty range, git prints the number of the line before it
     return Hunk(*place, path, number, total, found[1].decode(), heading, b"".join(lines))
 
 
@@ -202,7 +207,7 @@ _BOTH = re.compile(rb'diff --git (?:a/(?P<plain>.*) b/(?P=plain)|"a/(?P<quoted>.
 
 
 def unquote_name(name: bytes) -> bytes:
-    """Undo git's quoting of a file name in a diff, including backslash escapes."""
+    """Return a file name without the quotes and backslashes that git writes in a diff."""
     if not (len(name) > 1 and name.startswith(b'"') and name.endswith(b'"')):
         return name
 
@@ -214,14 +219,17 @@ def unquote_name(name: bytes) -> bytes:
 
 
 def quote_name(name: bytes) -> bytes:
-    """Quote a file name as git writes it in a diff (core.quotePath is off): only where it has to be."""
+    """Return a file name as git writes it in a diff if core.quotePath is off.
+
+    Quotes are added only if they are necessary.
+    """
     codes = {code: b"\\" + letter for letter, code in _ESCAPES.items()}
     quoted = b"".join(codes.get(byte, b"\\%03o" % byte if byte < 32 or byte == 127 else bytes([byte])) for byte in name)
     return name if quoted == name else b'"' + quoted + b'"'
 
 
 def _path(head: bytes) -> str:
-    """Return the path of the file that a part of a diff is about: the new one, or the old one if it is removed."""
+    """Return the path of the file that a part of a diff changes. For a removed file, this is its old path."""
     for place in _PLACES:
         if found := place.search(head):
             name = unquote_name(found[1])
@@ -237,7 +245,11 @@ def _path(head: bytes) -> str:
 
 
 def find_wrong_count(diff: bytes) -> tuple[int, str] | None:
-    """Find the first hunk whose header has other counts than its rows; return its 0-based line, and a sentence."""
+    """Find the first hunk whose header does not agree with its number of lines.
+
+    Returns the number of the header's line, counted from 0, and a sentence about the mistake. Returns None if there is
+    none.
+    """
     lines = split_lines(diff)
     at = 0
     while at < len(lines):
@@ -263,7 +275,7 @@ def find_wrong_count(diff: bytes) -> tuple[int, str] | None:
 
 
 def _is_row(line: bytes) -> bool:
-    """Return True if a line after a complete hunk looks like one more row of the hunk."""
+    """Return True if a line after a complete hunk looks like another line of the hunk."""
     return line[:1] in (b" ", b"+", b"-") and not line.startswith(b"--- ") and line.rstrip() != b"--"
 
 
@@ -273,25 +285,25 @@ def hunks_of(diff: bytes) -> list[Hunk]:
 
 
 def diff_size(diff: bytes) -> tuple[int, int, int]:
-    """Return the number of hunks, added lines and removed lines."""
+    """Return the number of hunks, of added lines and of removed lines."""
     hunks = hunks_of(diff)
     marks = [row[:1] for hunk in hunks for row in hunk.rows]
     return len(hunks), marks.count(b"+"), marks.count(b"-")
 
 
 def count_runs(diff: bytes) -> int:
-    """Return the number of runs of changed lines. Unlike the number of hunks, it does not depend on context."""
+    """Return the number of runs of changed lines. It does not depend on context, while the number of hunks does."""
     marks = (b"".join(row[:1] for row in hunk.rows if row[:1] != b"\\") for hunk in hunks_of(diff))
     return sum(len(re.findall(rb"[-+]+", text)) for text in marks)
 
 
 def hunk_headings(diff: bytes) -> list[tuple[str, str]]:
-    """Return the path and heading (the function, as git names it) of each hunk."""
+    """Return the path and the heading of each hunk. git's heading is usually the function."""
     return [(hunk.path, hunk.heading) for hunk in hunks_of(diff)]
 
 
 def pieces_of(file: FileDiff) -> tuple[Piece, ...]:
-    """Return the hunks of one file as pieces."""
+    """Return the hunks of one file as lines before and after the change."""
     return tuple(map(_piece, file.hunks))
 
 
@@ -301,7 +313,7 @@ def _piece(hunk: Hunk) -> Piece:
     marks = b""
     for row in hunk.rows:
         mark, line = row[:1], row[1:]
-        if mark == b"\\":  # the previous line has no line end
+        if mark == b"\\":  # this mark says that the line before it has no line end
             for side, kinds in ((before, b" -"), (after, b" +")):
                 if side and marks[-1:] in kinds:
                     side[-1] = side[-1].removesuffix(b"\n")
@@ -316,7 +328,7 @@ def _piece(hunk: Hunk) -> Piece:
 
 
 def changed_rows(diff: bytes) -> tuple[tuple[str, tuple[bytes, ...]], ...]:
-    """Return the changes of a diff without line numbers and context: modes, lines, and ids of binary files."""
+    """Return the changes of a diff without line numbers and context: modes, lines, and the ids of binary files."""
     return tuple(
         (
             file.path,
@@ -339,7 +351,7 @@ _DIFFSTAT = re.compile(rb" .*\| +(?:\d+ [-+]*|Bin .*)\n| \d+ files? changed.*\n|
 
 
 def mail_message(message: str) -> str:
-    """Return a commit message with a blank before each line that git am would mistake for a diff or a header."""
+    """Return a commit message with a blank in front of each line that git am would read as a diff or a header."""
     subject, separator, body = message.partition("\n\n")
     rows = _TAKEN_FOR_DIFF.sub(" ", body).split("\n")
     at = 0
@@ -350,13 +362,16 @@ def mail_message(message: str) -> str:
 
 
 def clean_message(message: str) -> str:
-    """Return a message as git commit and git am clean it: no white space at the ends, no two blank lines in a row."""
+    """Return a message as git commit and git am clean it up.
+
+    White space at the ends of lines is removed, and two blank lines in a row become one.
+    """
     text = "\n".join(line.rstrip() for line in message.split("\n"))
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
 
 
 def mail_extras(raw: bytes) -> tuple[bytes, bytes]:
-    """Return the extras of a patch file: further headers (Origin, Bug), and the notes below `---`."""
+    """Return the parts of a patch file that git would not write: more headers (Origin, Bug), and notes below `---`."""
     head, _, rest = raw.partition(b"\n\n")
     fields = re.findall(rb"^[^\s:]+:.*\n?(?:[ \t].*\n?)*", head.partition(b"\n")[2] + b"\n", re.MULTILINE)
     headers = b"".join(field for field in fields if not _OWN_HEADERS.match(field))
@@ -368,7 +383,7 @@ def mail_extras(raw: bytes) -> tuple[bytes, bytes]:
 
 
 def with_extras(raw: bytes, extras: tuple[bytes, bytes]) -> bytes:
-    """Return a fresh patch file with the headers and notes of the old one."""
+    """Return a new patch file with the additional headers and notes of the old one."""
     headers, notes = extras
     head, separator, rest = raw.partition(b"\n\n")
     start = _DIFF.search(rest)

@@ -1,20 +1,22 @@
-"""Check that each hunk of a patch landed in the right place of another version of its file. Runs no git.
+"""Check that each hunk of a patch was applied at the right place of another version of its file. Git is not run.
 
-A patch with one line of context applies over months of upstream, but sometimes in the wrong place: two functions may
-be similar. Two checks find such a hunk:
+A patch with one line of context still applies after months of changes in upstream. But it can be applied at a wrong
+place, because two functions may be similar. Two checks find such a hunk:
 
-- The line map, a line diff of the old file and the new file, contains the new number of each context line and each
-  removed line of the hunk. Every such line that still exists must be where the hunk landed. In a C file, a line that
-  was only re-aligned still exists.
-- The enclosing function must be the same. Its first line must be the same line by the map, or replaced by the first
-  line of the new function, or equal to it (upstream moved the whole function). A function that still exists, or that
-  upstream duplicated, keeps its hunks: a diff can mistake a copy for the original if the copy is more similar.
-  Exception: if the function is now much shorter, its lines moved to the other function.
+- The line map, made from a line diff of the old file and the new file, has the new number of each context line and
+  each removed line of the hunk. If such a line still exists, the hunk must be applied there. In a C file, a line with
+  other white space counts as the same line.
+- The function around the hunk must be the same as before. It is the same if the line map maps its first line to the
+  first line of the new function, or if both first lines are equal because upstream moved the function. If the function
+  still exists, or if upstream made a copy of it, the hunk must stay in it: a diff can mistake the copy for the
+  original if the copy is more similar. There is one exception: if the function is now much shorter, its lines were
+  moved to the other function.
 
-If upstream rewrote a line that the hunk needs, the map has no entry for it. The function must then be the same, and
-exactly one place in it must fit the hunk.
+If upstream rewrote a line that the hunk needs, the line map does not have the line. Then the function must be the same,
+and the hunk must fit at exactly one place in it.
 
-A hunk is also wrong if upstream added its lines elsewhere in the file: they would exist twice.
+A hunk is also wrong if upstream added the lines of the hunk at another place of the file, because they would exist
+twice.
 """
 
 import itertools
@@ -26,40 +28,41 @@ from dataclasses import dataclass, replace
 from kvtool.series.patchfile import Block, Piece
 from kvtool.series.source import SourceFile, squeezed, words
 
-Lines = Sequence[bytes]  # with their line ends
+Lines = Sequence[bytes]  # lines of a file with their line ends
 
 UNTOLD = "its place is ambiguous: its hunks are out of order there, or only some of them are present"
-_HEAD = re.compile(rb"[A-Za-z_$]|\[\[")  # git's rule for the function in a hunk's heading, and attributes
+_HEAD = re.compile(rb"[A-Za-z_$]|\[\[")  # git's rule for the heading of a hunk, and C++ attributes
 
 
 @dataclass(frozen=True)
 class HunkPlacement:
-    """The verdict on the place of one hunk."""
+    """Hold the verdict on the place of one hunk."""
 
     piece: Piece
-    wrong: str = ""  # why the place is wrong, "" if it is right
-    note: str = ""  # advice for the user's review, "" for none
+    wrong: str = ""  # reason why the place is wrong, "" if it is right
+    note: str = ""  # remark that the user should read, "" for none
 
 
 class LineMap:
-    """Map line numbers of an old file to a new file.
+    """Map the line numbers of an old file to those of a new file.
 
-    Made from the blocks of a line diff. Every line between two blocks is the same in both files.
+    It is made from the blocks of a line diff. Lines between two blocks are the same in both files.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = sorted(blocks, key=lambda block: (block.old, block.new))
 
     def with_keys(self, old: Sequence[bytes], new: Sequence[bytes]) -> "LineMap":
-        """Return a map that also matches lines inside a block if their keys are equal.
+        """Return a map that also matches two lines inside of a block if their keys are equal.
 
-        If the two sides of a block have equal keys, all lines match. Otherwise only keys that occur once on each side
-        match, because equal lines such as braces are ambiguous.
+        A key is a line without differences of white space. If both sides of a block have the same keys, all of its
+        lines match. Otherwise a key matches only if it occurs once on each side, because equal lines such as braces are
+        ambiguous.
         """
         return LineMap([part for block in self.blocks for part in _split_by_keys(block, old, new)])
 
     def line(self, number: int) -> int | None:
-        """Return the number of the same line in the new file, or None if it was removed. 0-based."""
+        """Return the number of the same line in the new file, None if it was removed. Lines are counted from 0."""
         shift = 0
         for block in self.blocks:
             if block.old + block.removed <= number:
@@ -75,9 +78,9 @@ class LineMap:
         return LineMap([Block(block.new, block.added, block.old, block.removed) for block in self.blocks])
 
     def map_range(self, start: int, stop: int) -> range:
-        """Return the lines of the new file that replace lines [start, stop).
+        """Return the lines of the new file that take the place of the lines [start, stop).
 
-        They lie between the nearest lines that still exist.
+        They are the lines between the nearest lines before and after that still exist.
         """
         above, below = range(start - 1, -1, -1), itertools.count(stop)
         before = next((line for number in above if (line := self.line(number)) is not None), -1)
@@ -93,7 +96,7 @@ def _split_by_keys(block: Block, old: Sequence[bytes], new: Sequence[bytes]) -> 
         counts = Counter(was), Counter(now)
         once = [key for key in was if counts[0][key] == counts[1][key] == 1]
         pairs = [(was.index(key), now.index(key)) for key in once]
-        if pairs != sorted(pairs, key=lambda pair: pair[1]):  # in another order
+        if pairs != sorted(pairs, key=lambda pair: pair[1]):  # the lines are in another order now
             pairs = []
     at, there = 0, 0
     for here, place in (*pairs, (len(was), len(now))):
@@ -103,16 +106,17 @@ def _split_by_keys(block: Block, old: Sequence[bytes], new: Sequence[bytes]) -> 
 
 
 def heading_at(lines: Lines, number: int) -> int | None:
-    """Return the first line (0-based) of the function around line `number`, or None if there is no function."""
+    """Return the first line of the function around a line, None if there is no function. Lines are counted from 0."""
     return next((n for n in range(min(number, len(lines) - 1), -1, -1) if _HEAD.match(lines[n])), None)
 
 
 def find_placements(
     target: Lines, result: Lines, pieces: Sequence[Piece], expected: Sequence[int | None]
 ) -> list[int] | None:
-    """Return the line of `target` (0-based) where each hunk was applied, or None if no assignment produces `result`.
+    """Return the line of `target` at which each hunk was applied, counted from 0.
 
-    If several places produce the same result, the expected place is returned.
+    Returns None if the hunks cannot be applied so that `result` is the outcome. If several places give the same result,
+    the expected place is returned.
     """
 
     def candidates(piece: Piece, wanted: int | None, i: int, o: int) -> Iterator[int]:
@@ -131,7 +135,7 @@ def find_placements(
             return [] if list(target[i:]) == list(result[o:]) else None
         piece = pieces[number]
         for at in candidates(piece, expected[number], i, o):
-            # trailing context of a hunk can be leading context of the next hunk
+            # the last context lines of a hunk can be the first context lines of the next hunk
             next_i = at + len(piece.before) - piece.trail
             next_o = o + at - i + len(piece.after) - piece.trail
             if (rest := place(number + 1, next_i, next_o)) is not None:
@@ -150,11 +154,17 @@ def check_placement(
     moved: LineMap,
     added: Collection[bytes] = (),
 ) -> tuple[HunkPlacement, ...]:
-    """Return a verdict on each hunk of `pieces`, a diff from `base` to `patched`.
+    """Return a verdict on the place of each hunk.
 
-    `target` and `result` are the new file before and after the patch; `moved` maps the lines of `base` to `target`.
-    Lines are compared by their keys, so a line that was only re-aligned is the same line. `added` are lines, without
-    white space, that upstream may have added without making a hunk wrong.
+    Lines are compared by their keys, so a line with other white space is the same line.
+
+    base: the file that the patch was made on
+    patched: this file with the patch
+    target: the new version of the file
+    result: the new version with the patch
+    pieces: the hunks from `base` to `patched`
+    moved: the map of the lines of `base` to `target`
+    added: lines, without white space, that do not make a hunk wrong if upstream added them
     """
     stand = [_keyed(piece, base, patched) for piece in pieces]
     expected = [next(iter(_mapped(piece, moved)), None) for piece in stand]
@@ -170,7 +180,7 @@ def check_placement(
     return tuple(judged)
 
 
-_DISTINCTIVE = 8  # characters without white space that make an equal line more than a coincidence
+_DISTINCTIVE = 8  # an equal line is a coincidence if it has fewer characters, not counting white space
 _NAME = re.compile(rb"[A-Za-z_]\w{3,}")
 _COMMON = frozenset(
     b"""auto bool break case char class const continue default double elif else endif enum extern false float ifdef
@@ -180,14 +190,17 @@ _COMMON = frozenset(
 
 
 def _is_telling(line: bytes) -> bool:
-    """Return True if an equal line is hardly a coincidence: it has a name that is no common word of a language."""
+    """Return True if it is unlikely that a line is equal by coincidence.
+
+    The line must be long enough, and must have a name that is not a common word of a programming language.
+    """
     return len(squeezed(line)) >= _DISTINCTIVE and any(name not in _COMMON for name in _NAME.findall(line))
 
 
 def _refuse_duplicate(placement: HunkPlacement, fresh: Mapping[bytes, int]) -> HunkPlacement:
-    """Call a hunk wrong if upstream itself now has the lines that the hunk inserts, nearby or elsewhere.
+    """Return the placement as wrong if upstream itself now has the lines that the hunk inserts.
 
-    `fresh` maps the lines that upstream added to the file, without white space, to their numbers.
+    fresh: lines that upstream added to the file, without white space, and their numbers
     """
     if placement.wrong:
         return placement
@@ -199,17 +212,18 @@ def _refuse_duplicate(placement: HunkPlacement, fresh: Mapping[bytes, int]) -> H
         return placement
     number = min(fresh[line] for line in twice)
     if twice == mine:
-        return replace(placement, wrong=f"upstream has put in the same lines by itself, in line {number + 1}")
+        return replace(placement, wrong=f"upstream has added the same lines itself, in line {number + 1}")
     if any(_is_telling(line) for line in words(piece.after) if squeezed(line) in twice):
-        return replace(placement, wrong=f"upstream has put in some of the same lines by itself, in line {number + 1}")
-    note = f"look at it: upstream has put in some of the same lines, in line {number + 1}"
+        return replace(placement, wrong=f"upstream has added some of the same lines itself, in line {number + 1}")
+    note = f"look at it: upstream has added some of the same lines, in line {number + 1}"
     return placement if placement.note else replace(placement, note=note)
 
 
 def _keyed(piece: Piece, base: SourceFile, patched: SourceFile) -> Piece:
-    """Return the hunk with keys for lines.
+    """Return the hunk with the keys of its lines instead of the lines.
 
-    The keys are computed from the whole file, because a line alone does not show the contents of strings.
+    The keys are those of the whole file. A line alone would not be enough, because a string can begin in an earlier
+    line.
     """
     before = base.keys[piece.start : piece.start + len(piece.before)]
     after = patched.keys[piece.made : piece.made + len(piece.after)]
@@ -217,9 +231,9 @@ def _keyed(piece: Piece, base: SourceFile, patched: SourceFile) -> Piece:
 
 
 def _mapped(piece: Piece, moved: LineMap) -> list[int]:
-    """Return the place of the hunk's first line in the new file, once for each of its old lines that still exists.
+    """Return where the hunk begins in the new file, once for each of its old lines that still exists.
 
-    The places differ if upstream separated the lines.
+    The results differ if upstream separated the lines.
     """
     lines = (moved.line(piece.start + offset) for offset in range(len(piece.before)))
     return [line - offset for offset, line in enumerate(lines) if line is not None]
@@ -246,7 +260,7 @@ def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineM
         return HunkPlacement(piece, f"it landed in line {at + 1}, {_name(target, into.start)}; {why}")
     if lead and new.is_body(at + lead - 1) and not old.is_body(piece.start + lead - 1):
         return HunkPlacement(
-            piece, f"it landed in line {at + 1}; upstream put an if or a loop without braces above that"
+            piece, f"it landed in line {at + 1}; upstream added an if or a loop without braces above it"
         )
     if wrong_block:
         return HunkPlacement(piece, wrong_block)
@@ -256,7 +270,7 @@ def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineM
     ):  # upstream moved the lines out of a function
         same, was, now = False, within.start, into.start
     if len(known) == len(piece.before) and known:
-        # every line maps to this place; upstream may have inserted a label or the head of a split function
+        # every line is mapped to this place; upstream may have added a label, or the first line of a new function
         kept = moved.line(was) if was is not None else -1
         if same or (kept is not None and kept <= at):
             note = "" if same else f"recorded in {_text(base, was)!r}, landed in {_text(target, now)!r}"
@@ -268,24 +282,24 @@ def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineM
         return HunkPlacement(piece, f"{here}; {belongs}")
     # the last lines of the hunk can be the first lines of the next function
     if (count := _count(target, piece.before, _section(target, at))) > 1:
-        return HunkPlacement(piece, f"{here}; upstream rewrote its lines and {count} places there would do")
+        return HunkPlacement(piece, f"{here}; upstream rewrote its lines, and it fits at {count} places there")
     return HunkPlacement(piece)
 
 
 def _is_untouched(base: Lines, target: Lines, was: range, now: range, moved: LineMap, shift: int) -> bool:
-    """Return True if a function is unchanged and was only shifted by `shift` lines.
+    """Return True if a function is unchanged and was only moved by `shift` lines.
 
-    The map may then refer to a copy of the function, so it is not used.
+    The map is not used for this, because it may refer to a copy of the function.
     """
     stands = moved.line(was.start) == now.start == was.start + shift
     return stands and base[was.start : was.stop] == target[now.start : now.stop]
 
 
-_AROUND = 3  # lines of context that make two places of a function look alike
+_AROUND = 3  # with this many lines around them, two places of a function count as similar
 
 
 def _wrong_function(piece: Piece, old: SourceFile, new: SourceFile, was: range, now: range, moved: LineMap) -> str:
-    """Return why the hunk landed in the wrong function, or "" if the function may be right."""
+    """Return the reason why the hunk is in the wrong function, "" if the function may be right."""
     base, target = old.keys, new.keys
     head, kept = base[was.start].strip(), moved.line(was.start)
     if kept == now.start or (kept is None and target[now.start].strip() == head):
@@ -294,24 +308,27 @@ def _wrong_function(piece: Piece, old: SourceFile, new: SourceFile, was: range, 
         others = {moved.line(n) for n, line in enumerate(base) if line.strip() == head}
         kept = next((n for n, line in enumerate(target) if line.strip() == head and n not in others), None)
     there = new.function_at(kept) if kept is not None else None
-    if there and 2 * len(there) >= len(was):  # a much shorter function may only call the moved code
+    # if the function is much shorter now, it may only call the code that was moved out of it
+    if there and 2 * len(there) >= len(was):
         return f"it belongs {_name(base, was.start)}, which is in line {there.start + 1}"
     above, below = piece.start - _AROUND, piece.start + len(piece.before) + _AROUND
     lines = base[max(was.start + 1, above) : min(was.stop, below)]
     if _count(target, lines, range(len(target))) > max(_count(base, lines, range(len(base))), 1):
-        return f"upstream has made more than one of {_name(base, was.start)[3:]}, with the same lines in each"
+        return f"upstream has several versions of {_name(base, was.start)[3:]} now, with the same lines in each"
     return ""
 
 
 def _wrong_block(
     piece: Piece, at: int, old: SourceFile, new: SourceFile, within: range | None, into: range | None
 ) -> str:
-    """Return why the hunk landed in the wrong block or #if branch, or "" if the place may be right.
+    """Return the reason why the hunk is in the wrong block or #if branch, "" if the place may be right.
 
-    A block is a case, a lambda or a nested struct. The place is wrong if the header of the old block occurs exactly
-    once in both files and is not one of the headers around the new place. A block of a function is searched for in
-    that function (outside C, in the section that starts in the first column); _wrong_function() checks the function
-    itself. If several blocks have the same header, the line after the header is compared, too.
+    A block is a case, a lambda or a nested struct. The place is wrong if the first line of the old block occurs exactly
+    once in both files, but the new place is not in such a block.
+
+    A block of a function is searched for only in that function. In a file that is not C, it is searched for in the
+    section that starts in the first column. _wrong_function() checks the function itself. If several blocks have the
+    same first line, the next line is compared, too.
     """
     whole = range(len(old.keys)), range(len(new.keys))
     inner = (within[1:], into[1:]) if within and into else whole
@@ -328,7 +345,7 @@ def _wrong_block(
             continue
         own = {line.strip() for line in old.keys[n + 1 : piece.start + len(piece.before)]}
         if length == 2 and any(new.block_openings[k][0] == head[0] and new.block_openings[k][1] in own for k in around):
-            continue  # upstream split the block, and the second block begins with one of its lines
+            continue  # upstream divided the block, and the second block begins with one of its lines
         said = " with ".join(repr(_text(head, k)) for k in range(length))
         return f"it belongs in {said}, which is in line {there[0] + 1}"
     branches = new.branches(at + piece.lead)
@@ -341,15 +358,18 @@ def _wrong_block(
 
 
 def _section(lines: Lines, number: int) -> range:
-    """Return the section around a line: from a line that starts in the first column to the next one."""
+    """Return the section around a line.
+
+    It reaches from a line that starts in the first column to the next such line.
+    """
     start = heading_at(lines, number) or 0
     return range(start, next((n for n in range(start + 1, len(lines)) if _HEAD.match(lines[n])), len(lines)))
 
 
 def _note_new_branch(placement: HunkPlacement, at: int, base: SourceFile, target: SourceFile) -> HunkPlacement:
-    """Add a note if the hunk landed in an #if branch that was not around it before.
+    """Add a note if the hunk is now in an #if branch in which it was not before.
 
-    Another branch may need the hunk as well, or the condition has changed.
+    Perhaps another branch needs the hunk, too, or the condition has changed.
     """
     piece = placement.piece
     was = base.branches(piece.start + piece.lead).values()
@@ -360,14 +380,17 @@ def _note_new_branch(placement: HunkPlacement, at: int, base: SourceFile, target
 
 
 def _mapped_back(piece: Piece, at: int, moved: LineMap) -> list[int]:
-    """Return the old numbers of the lines where the hunk landed, for lines with a letter or a digit."""
+    """Return the old numbers of the lines at which the hunk was applied.
+
+    Lines without letters and digits are left out.
+    """
     back = moved.inverse()
     was = (back.line(n) for n, line in enumerate(piece.before, at) if words([line]))
     return [line for line in was if line is not None]
 
 
 def _count(lines: Lines, part: Lines, starts: range) -> int:
-    """Return how many times `part` occurs in a file, starting at one of `starts`."""
+    """Return how often `part` occurs in a file, if it begins at one of the lines `starts`."""
     wanted = list(part)
     return sum(lines[n : n + len(wanted)] == wanted for n in starts)
 
@@ -382,7 +405,7 @@ def _same_function(base: Lines, target: Lines, was: int | None, now: int | None,
 
 def _text(lines: Lines, at: int | None) -> str:
     text = lines[at].decode("utf-8", "replace") if at is not None else ""
-    return text.replace("\0", " ").replace("\1", "\t").strip()  # restores the white space that a key replaces
+    return text.replace("\0", " ").replace("\1", "\t").strip()  # a key has these characters instead of white space
 
 
 def _name(lines: Lines, at: int | None) -> str:

@@ -1,7 +1,7 @@
-"""Read patches/series.toml and cpp/, and edit the text of series.toml. Runs no git.
+"""Read patches/series.toml and cpp/, and edit the text of series.toml. Git is not run.
 
-The rule for cpp/: every file below it becomes the file at the same path in llama.cpp, except cpp/README.md and names
-that start with a dot or end with a tilde.
+Every file in cpp/ becomes the file with the same path in llama.cpp. Exceptions are cpp/README.md, and names that start
+with a dot or end with a tilde.
 """
 
 import hashlib
@@ -25,27 +25,27 @@ _KEYS = {"id", "file", "group", "why", "upstream", "from", "until", "tests"}
 
 @dataclass(frozen=True)
 class Patch:
-    """One entry of series.toml."""
+    """Hold one entry of series.toml."""
 
     id: str
-    file: str  # name in patches/
+    file: str  # name of the file in patches/
     why: str
     status: str = "local"
     pr: str = ""
     since: str = ""  # first tag that needs the patch, "" for no limit
     until: str = ""  # first tag that no longer needs the patch, "" for no limit
     tests: tuple[str, ...] = ()
-    group: str = ""  # [[group]] that the patch belongs to, "" for none
+    group: str = ""  # id of the [[group]] that the patch belongs to, "" for none
 
     def wanted(self, lock: Lock, upstream: Upstream) -> bool:
-        """Return True if from/until include this upstream, in the order of the lock."""
+        """Return True if from/until include this upstream. The order of the tags is that of the lock."""
         after = not self.since or lock.upstream(self.since).order <= upstream.order
         return after and (not self.until or upstream.order < lock.upstream(self.until).order)
 
 
 @dataclass(frozen=True)
 class NewFile:
-    """A file of cpp/."""
+    """Describe a file of cpp/."""
 
     path: str  # path in llama.cpp, with slashes
     source: Path  # path in the project
@@ -54,27 +54,30 @@ class NewFile:
 
 @dataclass(frozen=True)
 class LoadedPatch:
-    """A patch of the series with its parsed mail."""
+    """Hold a patch of the series and its parsed patch file."""
 
     patch: Patch
     mail: Mail
-    wanted: bool  # False if from/until exclude the upstream
+    wanted: bool  # False if from/until leave the patch out on the upstream
 
 
 @dataclass(frozen=True)
 class Series:
-    """All files and patches for one upstream."""
+    """Hold all files and patches of a series for one upstream."""
 
     upstream: Upstream
     files: tuple[NewFile, ...]
     patches: tuple[LoadedPatch, ...]
-    digest: str  # hash of everything that decides the resulting commits
-    groups: tuple[str, ...] = ()  # groups that the patches and files are of, empty for the whole series
+    digest: str  # hash of everything that affects the resulting commits
+    groups: tuple[str, ...] = ()  # groups of the patches and files; empty for the whole series
     known_groups: tuple[Group, ...] = ()  # every group of series.toml
 
 
 def entry_problems(table: Any) -> Iterator[tuple[str, UsageError]]:
-    """Yield each error in a [[patch]] table with its key. If there is none, patch_of() accepts the table."""
+    """Yield each error in a [[patch]] table, with the key that it is about.
+
+    If there is none, patch_of() accepts the table.
+    """
     if not isinstance(table, dict):
         yield "", UsageError("not a table")
         return
@@ -100,7 +103,7 @@ def entry_problems(table: Any) -> Iterator[tuple[str, UsageError]]:
 
 
 def patch_of(table: dict[str, Any]) -> Patch:
-    """Convert a valid [[patch]] table."""
+    """Convert a [[patch]] table without errors into a Patch."""
     upstream = table.get("upstream", {})
     return Patch(
         id=table["id"],
@@ -116,7 +119,7 @@ def patch_of(table: dict[str, Any]) -> Patch:
 
 
 def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:
-    """Parse and check series.toml. UsageError names the wrong entry and the reason."""
+    """Parse and check series.toml. Raise UsageError with the wrong entry and the reason."""
     _, entries = read_tables(text, "patch", where)
     for number, table in enumerate(entries, 1):
         for key, problem in entry_problems(table):
@@ -132,17 +135,17 @@ def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:
 
 
 def load_patches(project: Project) -> tuple[Patch, ...]:
-    """Load the patches of series.toml."""
+    """Return the patches of series.toml."""
     return parse_series(read_text(project.series), str(project.series))
 
 
 def load_groups(project: Project) -> tuple[Group, ...]:
-    """Read the groups of series.toml; nothing if it has no [[group]] table."""
+    """Return the groups of series.toml; nothing if it has no [[group]] table."""
     return parse_groups(read_text(project.series), str(project.series))
 
 
 def goal_lines(text: str, where: str = "series.toml") -> int:
-    """Return `goal_lines` of series.toml: the limit of changed upstream lines for a group, 0 for none."""
+    """Return `goal_lines` of series.toml, the limit for the changed lines of upstream in a group; 0 for no limit."""
     goal = read_tables(text, "patch", where)[0].get("goal_lines", 0)
     if not isinstance(goal, int) or isinstance(goal, bool) or goal < 0:
         raise UsageError(f"{where}: goal_lines must be a number of lines", why=f"it is {goal!r}")
@@ -150,7 +153,7 @@ def goal_lines(text: str, where: str = "series.toml") -> int:
 
 
 def patch_named(patches: Collection[Patch], patch_id: str) -> Patch:
-    """Return the patch with that id. UsageError if the series has none."""
+    """Return the patch with an id. Raise UsageError if the series does not have it."""
     if found := next((patch for patch in patches if patch.id == patch_id), None):
         return found
     known = ", ".join(patch.id for patch in patches)
@@ -158,12 +161,12 @@ def patch_named(patches: Collection[Patch], patch_id: str) -> Patch:
 
 
 def is_ignored_path(path: str) -> bool:
-    """Return True if a path below cpp/ (with slashes) is not copied to llama.cpp, by the rule above."""
+    """Return True if a path in cpp/, with slashes, is not copied to llama.cpp. See the head of this module."""
     return path == "README.md" or any(part.startswith(".") or part.endswith("~") for part in path.split("/"))
 
 
 def new_files(cpp: Path) -> tuple[NewFile, ...]:
-    """Return the files of cpp/ by the rule above, sorted by path; nothing if there is no cpp/."""
+    """Return the files of cpp/ that are copied to llama.cpp, sorted by path; nothing if there is no cpp/."""
     found: list[NewFile] = []
     for source in sorted(cpp.rglob("*")) if cpp.is_dir() else ():
         parts = source.relative_to(cpp).parts
@@ -172,7 +175,7 @@ def new_files(cpp: Path) -> tuple[NewFile, ...]:
         if source.is_symlink() or not source.is_file():
             raise UsageError(
                 f"{source} is not a plain file",
-                why="cpp/ holds plain files only; a patch can add a link",
+                why="cpp/ is only for plain files; a patch can add a link",
                 next_step="remove it there, make it in the patched tree, commit, and run kvtool export",
             )
         found.append(NewFile("/".join(parts), source, bool(source.stat().st_mode & 0o100)))
@@ -180,16 +183,16 @@ def new_files(cpp: Path) -> tuple[NewFile, ...]:
 
 
 def files_of_groups(project: Project, chosen: Collection[str]) -> tuple[NewFile, ...]:
-    """Return the files of cpp/ that belong to some groups; every file if no group is chosen."""
+    """Return the files of cpp/ that belong to the chosen groups; every file if no group is chosen."""
     files = new_files(project.cpp)
     groups = [group for group in load_groups(project) if group.id in chosen]
     return tuple(file for file in files if any(group.has_file(file.path) for group in groups)) if chosen else files
 
 
 def load_series(project: Project, lock: Lock, upstream: Upstream, groups: Sequence[str] = ()) -> Series:
-    """Read the series for one upstream, or only some groups and the groups that they depend on.
+    """Return the series for one upstream. With groups, return only these groups and those that they depend on.
 
-    UsageError for an unreadable patch file, a duplicate subject or an unknown group.
+    Raises UsageError if a patch file cannot be read, two patches have the same subject, or a group is unknown.
     """
     known = load_groups(project)
     chosen = close_groups(known, groups)
@@ -209,7 +212,7 @@ def load_series(project: Project, lock: Lock, upstream: Upstream, groups: Sequen
 
 
 def _refuse_wrong_count(mail: Mail, path: Path) -> None:
-    """Raise UsageError for a hunk whose header does not match its rows; name the line of the file."""
+    """Raise UsageError, with the line of the file, if the header of a hunk does not agree with its number of lines."""
     if wrong := find_wrong_count(mail.diff):
         line = mail.raw[: mail.raw.find(mail.diff)].count(b"\n") + wrong[0] + 1
         raise UsageError(
@@ -220,7 +223,10 @@ def _refuse_wrong_count(mail: Mail, path: Path) -> None:
 
 
 def _series_digest(upstream: Upstream, files: tuple[NewFile, ...], patches: tuple[LoadedPatch, ...]) -> str:
-    """Hash everything that decides the commits: the upstream, each new file and each wanted patch."""
+    """Return a hash of everything that affects the commits.
+
+    This is the upstream, each new file, and each patch that is applied.
+    """
     parts = [b"kvtool series 1", upstream.tag.encode(), upstream.tree.encode()]
     for file in files:
         path, mode = file.path.encode("utf-8", "surrogateescape"), b"x" if file.executable else b"-"
@@ -232,11 +238,15 @@ def _series_digest(upstream: Upstream, files: tuple[NewFile, ...], patches: tupl
 
 
 def undecided_patches(series: Series, lock: Lock, upstream: Upstream) -> dict[str, str]:
-    """Return the patches whose from/until limits cannot be decided for an upstream that is not in the lock.
+    """Return the patches for which from/until do not decide whether an upstream needs them.
 
-    The value is the next tag in the lock. Such a patch starts or ends at that tag, but the upstream change it reacts to
-    may have landed anywhere before it. Patches of a group that depends on another are excluded, because a feature may
-    start later than the upstream code it needs. A patch is also excluded if it replaces a patch that ends at that tag.
+    This can only happen on an upstream that is not in the lock. The result has the next tag of the lock for each patch.
+    The patch starts or ends at that tag. But the change of upstream that is the reason may be in any version before the
+    tag.
+
+    Two kinds of patches are left out. A patch of a group that depends on another group may be a feature, which can
+    start later than the code of upstream that it needs. And a patch that takes the place of a patch which ends at that
+    tag starts there for this reason.
     """
     alone, patches = {"", *(group.id for group in series.known_groups if not group.depends)}, series.patches
     tag = next((known.tag for known in lock.upstreams.values() if known.order == upstream.order + 1), None)
@@ -252,7 +262,7 @@ def undecided_patches(series: Series, lock: Lock, upstream: Upstream) -> dict[st
 
 
 def new_id(subject: str, taken: set[str]) -> str:
-    """Return a unique patch id made from a subject: lower-case words and dashes."""
+    """Return a unique id for a patch, made from its subject: lower-case words with dashes between them."""
     stem = "-".join(re.findall(r"[a-z0-9]+", subject.lower()))[:40].strip("-") or "patch"
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
     return next(name for name in names if name not in taken)

@@ -1,7 +1,7 @@
-"""Edit the text of series.toml. Comments, blank lines and the user's own formatting stay with their entries. Pure.
+"""Edit the text of series.toml. Comments, blank lines and the user's formatting stay with their entries.
 
-The text is cut into sections: everything above the first patch, then one section per table. A comment belongs to the
-entry below it, except a comment that directly follows the last line of an entry.
+The text is divided into sections: everything above the first table, and then one section for each table. A comment
+belongs to the entry below it. Only a comment directly below the last line of an entry belongs to that entry.
 """
 
 import itertools
@@ -21,10 +21,10 @@ _COMMENT = re.compile(r"\s*#")
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the text.
+    """Hold one part of the text.
 
     text: its lines, without blank lines around them
-    id: the id of a patch; "" for any other table and for the part above the first table
+    id: the id of the patch; "" for any other table and for the part above the first table
     """
 
     text: str
@@ -32,16 +32,20 @@ class Section:
 
 
 def edit_series(text: str, order: list[str], added: dict[str, str], gone: Collection[str], group: str = "") -> str:
-    """Return the text with new entries in their place, without removed entries, reordered only if necessary.
+    """Return the text with entries for new patches and without those of removed patches.
 
-    order: the ids of the patches of the tree
+    Entries are reordered only if that is necessary.
+
+    order: the ids of the patches in the tree
     added: the subject of each new patch, by id
-    group: the group of the new patches, "" for none; a new patch then stays next to the patch that it follows
+    gone: the ids of the removed patches
+    group: the group of the new patches. "" stands for no group; then a new patch is put after the patch that it follows
+        in the tree.
     """
     listed, known = _entries(text)
     known |= {name: _new_entry(name, subject, group) for name, subject in added.items()}
     result = list(order)
-    for name in listed:  # a patch that this upstream skips stays after the patch that it followed
+    for name in listed:  # a patch that is left out on this upstream stays after the patch that it followed
         if name not in order and name not in gone:
             before = listed[: listed.index(name)]
             at = max((result.index(b) + 1 for b in before if b in result), default=0)
@@ -51,13 +55,17 @@ def edit_series(text: str, order: list[str], added: dict[str, str], gone: Collec
     if result == listed:
         return text
     if result[: len(listed)] == listed and split_sections(text) is not None:
-        # the usual case: the file grows at its end, and nothing in it moves
+        # the usual case: new entries are added at the end, and no entry moves
         return _joined([text.rstrip("\n"), *(known[name] for name in result[len(listed) :])])
     return _with_entries(text, [known[name] for name in result])
 
 
 def set_limits(text: str, dropped: Collection[str], limits: Mapping[str, tuple[str, str]]) -> str:
-    """Return the text without the dropped patches, and with a limit, such as ("until", tag), on other patches."""
+    """Return the text without the dropped patches, and with new limits.
+
+    dropped: the ids of the dropped patches
+    limits: for each patch the key and the tag, such as ("until", tag)
+    """
     listed, known = _entries(text)
     if not set(listed) & {*dropped, *limits}:
         return text
@@ -72,10 +80,12 @@ def set_limits(text: str, dropped: Collection[str], limits: Mapping[str, tuple[s
 
 
 def split_sections(text: str) -> list[Section] | None:
-    """Cut the text into sections; None if its patches are not [[patch]] tables, as in `patch = [...]`.
+    """Divide the text into sections.
 
-    A line that only looks like the header of a table, inside a string or an array, makes the cut wrong. The sections
-    are therefore compared with the text as TOML reads it.
+    Return None if its patches are not [[patch]] tables, but written as `patch = [...]`.
+
+    A line inside of a string or an array can look like the header of a table, and then the sections would be wrong. So
+    they are compared with the text as the TOML parser reads it.
     """
     lines = text.splitlines(keepends=True)
     masked = _STRING.sub(lambda found: "x" + "\n" * found[0].count("\n"), text).splitlines()
@@ -92,7 +102,7 @@ def split_sections(text: str) -> list[Section] | None:
 
 
 def _starts_table(line: str) -> bool:
-    """Return True if a line begins a table other than a part of a patch's entry, such as [patch.upstream]."""
+    """Return True if a line begins a new table. A part of a patch's entry, such as [patch.upstream], does not count."""
     found = _HEADER.match(line)
     if not found:
         return False
@@ -102,17 +112,17 @@ def _starts_table(line: str) -> bool:
 
 
 def _with_comments(lines: list[str], start: int) -> int:
-    """Return the line where the comments of a table begin, given the line of its header."""
+    """Return the line in which the comments of a table begin, given the line of its header."""
     at = start
     while at and _COMMENT.match(lines[at - 1]):
         at -= 1
     if at and lines[at - 1].strip() and _COMMENT.match(lines[at]):
-        return start  # the comment directly follows an entry, and belongs to it
+        return start  # the comment is directly below an entry, so it belongs to that entry
     first = at
     while at and (not lines[at - 1].strip() or _COMMENT.match(lines[at - 1])):
         at -= 1
     if not at:
-        return first  # text above the first table, separated by a blank line, is about the file
+        return first  # a text above the first table, followed by a blank line, is about the whole file
     after = at  # `at` is now the line after the last key of the entry above
     while after < first and _COMMENT.match(lines[after]):
         after += 1
@@ -134,7 +144,7 @@ def _patches(document: tomlkit.TOMLDocument) -> list[Any]:
 
 
 def _entries(text: str) -> tuple[list[str], dict[str, str]]:
-    """Return the ids in their order, and the text of each entry."""
+    """Return the ids of the patches in their order, and the text of each entry."""
     sections = split_sections(text)
     if sections is not None:
         found = {section.id: section.text for section in sections if section.id}
@@ -144,7 +154,7 @@ def _entries(text: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _with_entries(text: str, entries: list[str]) -> str:
-    """Return the text with these entries instead of its own; other tables keep their place above or below them."""
+    """Return the text with the given entries instead of its own. Other tables stay above or below them."""
     sections = split_sections(text)
     if sections is None:
         document = tomlkit.parse(text)
@@ -160,7 +170,7 @@ def _joined(parts: list[str]) -> str:
 
 
 def _with_key(entry: str, key: str, value: str) -> str:
-    """Return the text of an entry with a key set; the key follows the last key of the entry's own table."""
+    """Return the text of an entry with a key set. A new key is put after the last key of the entry's own table."""
     document = tomlkit.parse(entry + "\n")
     table: Any = _patches(document)[0]
     if key in table:

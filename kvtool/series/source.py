@@ -1,9 +1,9 @@
-"""Read a source file as lines and find functions, blocks and #if branches in it. Runs no git.
+"""Read a source file as lines, and find functions, blocks and #if branches in it. Git is not run.
 
-White space is ignored only in C and similar languages. In all other files (Python, make, YAML, ...) white space may be
-significant, so lines are compared as bytes. In C, a line that was only re-aligned is the same line: the amount of white
-space between two tokens, before the first token and after the last token may differ. White space must not appear where
-there was none, and it must not change inside a string or character literal.
+White space is ignored only in C and similar languages. In all other files (Python, make, YAML, ...) it may have a
+meaning, so lines are compared byte by byte. In C, a line counts as the same line if only the amount of white space
+differs: between two tokens, before the first token or after the last token. If there was no white space between two
+tokens, there must still be none. White space in a string or a character literal must not change.
 """
 
 import functools
@@ -20,26 +20,28 @@ _TOKEN = re.compile(
     rb'|R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])*\'',
     re.DOTALL,
 )
-_HIDDEN = bytes.maketrans(b" \t", b"\0\1")  # replaces white space in a literal, which is significant
+_HIDDEN = bytes.maketrans(b" \t", b"\0\1")  # replaces white space in a literal, where it has a meaning
 _BLANK = re.compile(rb"[^\n]")
 _BRACKETS = {b"(": b")", b"[": b"]", b"{": b"}"}
 _SCOPE = re.compile(rb"[][(){}]|^[ \t]*#[ \t]*(?:if|el|endif)\w*", re.MULTILINE)
 _LABEL = re.compile(rb"[ \t]*(?:case\b.*|\w+[ \t]*):(?!:)")
 _CONTROL = rb"(?:if|for|while|switch|else|do|try|catch|return|case|default|goto|throw|new|delete|using|typedef)\b"
-# Match the first line of a function as git does for the heading of a hunk, except labels.
+# Lines that git would use as the heading of a hunk, except labels.
 _TOP = re.compile(rb"(?:[A-Za-z_$]|\[\[)(?:.*[^:\s])?\s*$")
 _MEMBER = re.compile(rb"(?: {1,4}|\t)(?!" + _CONTROL + rb")[A-Za-z_~][^;]*\([^;]*$")
 
 
 def split_lines(text: bytes) -> list[bytes]:
-    """Split a file into lines as git does: only a line feed ends a line."""
+    """Divide a file into lines as git does: only a line feed ends a line."""
     return io.BytesIO(text).readlines()
 
 
 class SourceFile:
-    """One source file.
+    """Hold one source file.
 
-    `lines` keep their line ends. Two lines with equal `keys` are the same line. `blob` is the git object id, or "".
+    lines: its lines with their line ends
+    keys: one key for each line; two lines with equal keys are the same line
+    blob: the id of the git object, "" if it is not known
     """
 
     def __init__(self, text: bytes, path: str = "", blob: str = "") -> None:
@@ -49,27 +51,30 @@ class SourceFile:
 
     @cached_property
     def keys(self) -> list[bytes]:
-        """Return a key per line: code without white space outside of strings, other files unchanged."""
+        """Return a key for each line.
+
+        In C, white space outside of strings is removed; in other files, the key is the line.
+        """
         return [_key(line) for line in self._hidden] if self.is_code else self.lines
 
     @cached_property
     def words(self) -> set[bytes]:
-        """Return all lines with a letter or a digit."""
+        """Return all lines that have a letter or a digit."""
         return words(self.lines)
 
     @cached_property
     def _hidden(self) -> list[bytes]:
-        """Return the lines with the white space inside literals replaced."""
+        """Return the lines with the white space in literals replaced by other characters."""
         return split_lines(_TOKEN.sub(lambda m: m[0] if m["comment"] else m[0].translate(_HIDDEN), self.text))
 
     @cached_property
     def _code(self) -> list[bytes]:
-        """Return the lines with comments replaced by blanks and literals by x."""
+        """Return the lines with comments replaced by blanks, and literals replaced by x."""
         return split_lines(_TOKEN.sub(lambda m: _BLANK.sub(b" " if m["comment"] else b"x", m[0]), self.text))
 
     @cached_property
     def _inside(self) -> set[int]:
-        """Return the numbers of the lines that begin inside a comment or a literal."""
+        """Return the numbers of the lines that begin inside of a comment or a literal."""
         found: set[int] = set()
         number = at = 0
         for token in _TOKEN.finditer(self.text):
@@ -80,20 +85,21 @@ class SourceFile:
         return found
 
     def branches(self, number: int) -> dict[int, bytes]:
-        """Return the #if branches around a line, outermost first: the line that begins a branch, and its condition.
+        """Return the #if branches around a line, the outermost first.
 
-        An #elif is written as an #if; an #else as "#else of" the branch above it.
+        The key is the number of a branch's first line, and the value is its condition. An #elif is returned as an #if,
+        and an #else as "#else of" the branch above it.
         """
         return self._branches[number] if number < len(self._branches) else {}
 
     @cached_property
     def every_branch(self) -> dict[int, bytes]:
-        """Return all #if branches of the file: the line that begins each, and its condition."""
+        """Return all #if branches of the file: the number of the first line of each, and its condition."""
         return {n: says for of in self._branches for n, says in of.items()}
 
     @cached_property
     def block_openings(self) -> list[tuple[bytes, bytes]]:
-        """Pair each line with the next line that is more than a brace, as keys without indentation."""
+        """Return each line with the next line that is more than a brace, both as keys without indentation."""
         found, following = list[tuple[bytes, bytes]](), b""
         for line in map(bytes.strip, reversed(self.keys)):
             found.append((line, following))
@@ -102,7 +108,7 @@ class SourceFile:
 
     @cached_property
     def lines_by_header(self) -> dict[tuple[bytes, ...], list[int]]:
-        """Return line numbers by the key of the line, and by the pair from block_openings."""
+        """Return line numbers by the key of the line, and also by the pair of keys from block_openings."""
         found: dict[tuple[bytes, ...], list[int]] = {}
         for number, opening in enumerate(self.block_openings):
             for head in (opening[:1], opening):
@@ -125,9 +131,9 @@ class SourceFile:
         return found
 
     def function_at(self, number: int) -> range | None:
-        """Return the lines of the function around a line, or None if there is no function.
+        """Return the lines of the function around a line, None if there is no function.
 
-        Functions are found by indentation: they begin in the first column, or in a class that does.
+        Functions are found by indentation. They begin in the first column, or in a class that begins there.
         """
         code = self._code if self.is_code else []
         head = next((n for n in range(min(number, len(code) - 1), -1, -1) if _TOP.match(code[n])), None)
@@ -140,10 +146,11 @@ class SourceFile:
         return inner if inner is not None and number in inner else None
 
     def enclosing_headers(self, number: int) -> list[int]:
-        """Return the header lines of the blocks around a line, innermost first, found by indentation.
+        """Return the first lines of the blocks around a line, the innermost first.
 
-        A function in the first column is left out. The line above a lone brace is the header of that block, unless it
-        ends a statement. Several labels in a row are all headers of the lines after them.
+        Blocks are found by indentation. A function in the first column is left out. If a line is only a brace, the line
+        above it is the first line of the block, unless it ends a statement. If there are several labels in a row, all
+        of them count.
         """
         name = PurePosixPath(self.path).name
         code = self._code if self.is_code else self.lines if _INDENTED.fullmatch(name) else []
@@ -169,7 +176,7 @@ class SourceFile:
                 if row and _LABEL.match(code[last]) and _LABEL.fullmatch(text):
                     found.append(n)
                 continue
-            if not width and self.is_code and _LABEL.fullmatch(text):  # private: of a class
+            if not width and self.is_code and _LABEL.fullmatch(text):  # a label such as private: in a class
                 continue
             brace = text == b"{"
             heads = not brace and not (
@@ -188,14 +195,14 @@ class SourceFile:
         return bool(re.match(rb"(?:}\s*)?(?:if|for|while|else|do)\b", above)) and not above.endswith((b"{", b";", b"}"))
 
     def disabled(self, number: int) -> str:
-        """Return why a line is not compiled ("a comment", "an #if 0"), or ""."""
+        """Return why a line is not compiled ("a comment" or "an #if 0"); "" if it is compiled."""
         if not self.is_code or number >= len(self._code):
             return ""
         left_out = {b"#if 0", b"#if false"} & set(self.branches(number).values())
         return "an #if 0" if left_out else "a comment" if number in self._inside else ""
 
     def _body(self, head: int) -> range | None:
-        """Return the lines from a head to the closing brace in its column, or None for a declaration."""
+        """Return the lines from a function's first line to the closing brace in its column; None for a declaration."""
         code = self._code
         start = next((n for n in range(head, len(code)) if b"{" in code[n] or b";" in code[n]), None)
         if start is None or b";" in code[start].partition(b"{")[0]:
@@ -208,7 +215,7 @@ class SourceFile:
         return range(head, end + 1) if end is not None else None
 
 
-@functools.cache  # a rebase reads a million lines, and 95 % of them repeat
+@functools.cache  # a rebase reads a million lines, and 95 % of them are repeated
 def _key(line: bytes) -> bytes:
     body = line.rstrip(b"\r\n")
     end = line[len(body) :]
@@ -217,7 +224,7 @@ def _key(line: bytes) -> bytes:
 
 
 def _balanced(code: bytes) -> bool:
-    """Return True if every bracket and every #if that opens in `code` also closes in it, and vice versa."""
+    """Return True if each bracket and each #if that is opened in `code` is closed in it, and no others are closed."""
     still_open: list[bytes] = []
     for found in _SCOPE.finditer(code):
         mark = b"".join(found[0].split())
@@ -236,10 +243,10 @@ def _balanced(code: bytes) -> bool:
 
 
 def words(lines: Sequence[bytes]) -> set[bytes]:
-    """Return the lines with a letter or a digit, without the white space around them."""
+    """Return the lines that have a letter or a digit, without the white space around them."""
     return {line.strip() for line in lines if re.search(rb"[A-Za-z0-9]", line)}
 
 
 def squeezed(line: bytes) -> bytes:
-    """Return a line without any white space: two lines that differ only in white space become equal."""
+    """Return a line without any white space. Two lines that differ only in white space become equal."""
     return b"".join(line.split())

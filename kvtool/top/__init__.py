@@ -1,1 +1,4 @@
-"""Implement `kvtool top`: server requests, reading parses, view follows changes over time, draw draws."""
+"""Implement `kvtool top`.
+
+server.py sends requests, reading.py parses the answers, view.py finds changes over time, and draw.py makes the picture.
+"""

@@ -1,4 +1,4 @@
-"""The picture of a view: lines of styled text for a width and a height. Pure; console.py shows it."""
+"""Draw a view as lines of styled text, for a given width and height. console.py prints them."""
 
 from kvtool.console import Line
 from kvtool.top.reading import Budget, Conversations, Memory, Phase, Reading, Slot, State
@@ -8,13 +8,14 @@ USED, COMMITTED, RESERVED = ("█", "green"), ("▓", "yellow"), ("░", "bright
 _STYLES = {Phase.IDLE: "bright_black", Phase.WAITING: "red", Phase.PROMPT: "yellow", Phase.GENERATING: "green"}
 _COLUMNS = "slot  state          cells  shared       of  reused  prompt generated     t/s"
 _INDENT = " " * 8
-_EVENTS = 3  # lines that slots leave to events, if there are as many
+_EVENTS = 3  # lines that are left for events, if there are so many events
 
 
 def draw(view: View, width: int, height: int = 0) -> list[Line]:
-    """Return the lines of the display, at most `width` columns wide and at most `height` many (0: all).
+    """Return the lines of the display.
 
-    Names of the server itself may be longer.
+    There are at most `height` lines (0: any number) of at most `width` columns. Only lines with names that the server
+    reports may be longer.
     """
     reading = view.reading
     url = (view.url, "bold")
@@ -40,13 +41,13 @@ def draw(view: View, width: int, height: int = 0) -> list[Line]:
 
 
 def _safe(text: str) -> str:
-    """Replace unprintable characters, which could move the cursor, in foreign text."""
+    """Replace unprintable characters, because in a text of the server they could move the cursor."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _state(reading: Reading, speeds: dict[int, Speed] | None) -> Line:
     if reading.state == State.ASLEEP:
-        return [("asleep", "yellow"), (": its memory is free; a request wakes it, kvtool top does not", "")]
+        return [("asleep", "yellow"), (": its memory is freed; a request wakes it, but kvtool top does not", "")]
     if not speeds:
         return [("awake", "green")]
     prompt = sum(speed.prompt for speed in speeds.values())
@@ -100,7 +101,7 @@ def _conversations(stored: Conversations) -> list[Line]:
 
 
 def _more(name: str, value: str | int | float) -> str:
-    """Return a number that this kvtool does not know, with the server's name for it."""
+    """Return a number that this version of kvtool does not know, with the server's name for it."""
     if name.endswith("_bytes") and not isinstance(value, str):
         return f"{name.removesuffix('_bytes')} {size(value)}"
     text = f"{value:.3g}" if isinstance(value, float) else str(value)
@@ -108,7 +109,7 @@ def _more(name: str, value: str | int | float) -> str:
 
 
 def _bar(memory: Memory, width: int) -> Line:
-    """Return the bar of used, committed and reserved memory; each part above 0 has at least one column."""
+    """Return the bar of used, allocated and reserved memory. Each part that is not 0 has at least one column."""
     full = memory.reserved_bytes
     used = _part(memory.used_bytes, full, width)
     committed = max(_part(memory.committed_bytes, full, width), used + (memory.committed_bytes > memory.used_bytes))
@@ -123,7 +124,10 @@ def _part(count: int, full: int, width: int) -> int:
 
 
 def _slots(reading: Reading, speeds: dict[int, Speed], width: int, height: int) -> list[Line]:
-    """Return a line per slot, busy slots first if not all fit. height: 0 for all."""
+    """Return a line for each slot. If not all fit, busy slots come first.
+
+    height: the number of lines, 0 for any number
+    """
     if reading.slots is None:
         return [[("this server does not report its slots (it runs with --no-slots)", "yellow")]]
     shown = list(reading.slots)

@@ -17,7 +17,7 @@ class State(enum.StrEnum):
 
 
 class Phase(enum.StrEnum):
-    """Name the activities of a slot. waiting: for cells, before it starts or continues."""
+    """Name what a slot is doing. WAITING means that it needs cells before it can start or continue."""
 
     IDLE = "idle"
     WAITING = "waiting"
@@ -27,10 +27,12 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Memory:
-    """Hold the memory of the caches of one context (target or draft). docs/reference/server.md describes the names.
+    """Hold the memory of the caches of one context, which belongs to the target or to the draft model.
 
-    more: further numbers of a newer server
-    A missing type means that the server has no cells now, or does not report it.
+    docs/reference/server.md explains the names. If a type is missing, the server has no cells now, or does not report
+    types.
+
+    more: other numbers, which a newer server reports
     """
 
     context: str
@@ -53,10 +55,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Budget:
-    """Hold the budget of all caches, as `kv_budget` in /props reports it.
+    """Hold the memory budget of all caches, as `kv_budget` in /props reports it.
 
-    bytes: the limit; 0 without one, when only the memory of the machine limits the caches
-    types: the list of --kv-auto-quant, for example f16 and q8_0, from the largest to the smallest
+    bytes: the limit; 0 if there is none, so that only the machine's memory limits the caches
+    types: the types of --kv-auto-quant from the largest to the smallest, for example f16 and q8_0
     """
 
     types: tuple[str, ...]
@@ -68,10 +70,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Conversations:
-    """Hold the numbers of conversations outside of the cells, with the server's names.
+    """Hold the numbers of conversations that are stored outside of the cells. The names are the server's.
 
-    limit_bytes: limit of entries, checkpoints and paused requests together, 0 for none
-    disk_limit_bytes: limit of the files on disk, 0 for none
+    limit_bytes: the limit for entries, checkpoints and paused requests together, 0 for none
+    disk_limit_bytes: the limit for the files on disk, 0 for none
     """
 
     limit_bytes: int
@@ -94,11 +96,12 @@ class Conversations:
 class Slot:
     """Describe a slot.
 
-    cells: cells with a token of the slot, at most n_ctx
-    task: its last task, -1 before the first
-    shared: cells that other slots use, too; None if the server does not report them
-
-    Tokens of the running task: reused (of the prompt, found in the cache), prompt (computed), generated.
+    cells: the number of cells with a token of the slot, at most n_ctx
+    task: the id of its last task, -1 before the first task
+    reused: the prompt tokens of the running task that were found in the cache
+    prompt: the prompt tokens of the running task that were computed
+    generated: the generated tokens of the running task
+    shared: the number of its cells that other slots use, too; None if the server does not report it
     """
 
     id: int
@@ -116,7 +119,7 @@ class Slot:
 class Reading:
     """Hold the numbers of a server at one time.
 
-    slots: empty while the server sleeps, None if it does not report them (--no-slots)
+    slots: empty while the server sleeps; None if it does not report its slots (--no-slots)
     """
 
     state: State
@@ -129,14 +132,14 @@ class Reading:
 
 
 def memory_of(name: str, said: dict[str, Any]) -> Memory:
-    """Parse one context of /props. Raises TypeError for unexpected data."""
+    """Parse one context of /props. Raise TypeError for unexpected data."""
     known = {field.name for field in fields(Memory)}
     more = {key: value for key, value in said.items() if key not in known and isinstance(value, (str, int, float))}
     return from_plain(Memory, {**said, "context": name, "more": more})
 
 
 def slot_of(said: dict[str, Any]) -> Slot:
-    """Parse one slot of /slots. Raises KeyError, TypeError or ValueError for unexpected data."""
+    """Parse one slot of /slots. Raise KeyError, TypeError or ValueError for unexpected data."""
     token = said.get("next_token", {})
     generated = int((token[0] if isinstance(token, list) else token).get("n_decoded", 0))
     working = Phase.GENERATING if generated else Phase.PROMPT

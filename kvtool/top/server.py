@@ -1,7 +1,8 @@
 """Ask a patched llama-server for the memory of its caches and the state of its slots.
 
-It reads /props and /slots, never /metrics: a request for /metrics would shorten the averaging period of other
-clients. A request for /slots wakes a sleeping server, so a sleeping server is not asked for its slots.
+/props and /slots are read, but never /metrics, because a request for /metrics shortens the period over which the
+averages of other clients are computed. A request for /slots would wake a sleeping server, so a sleeping server is not
+asked for its slots.
 """
 
 import contextlib
@@ -14,34 +15,39 @@ from kvtool.errors import MeasureError, NetworkError, UsageError
 from kvtool.result import from_plain
 from kvtool.top.reading import DEFAULT_URL, Budget, Conversations, Memory, Reading, State, memory_of, slot_of
 
-SECONDS = 10.0  # timeout of a request; the server also answers during a computation
+SECONDS = 10.0  # seconds until a request fails; the server answers during a computation, too
 
 
 class LoadingError(NetworkError):
-    """The server is there, and will answer when it is ready: it loads its model."""
+    """Report that the server runs, but is still loading its model."""
 
 
 class Server(contextlib.ExitStack):
-    """The way to one server. url: as it is shown, without what may be secret."""
+    """Send requests to one server.
+
+    url: its address for messages, without the user name and the password
+    """
 
     def __init__(self, url: str, api_key: str = "") -> None:
         super().__init__()
         parsed = _parsed(url)
         self.url = str(parsed.copy_with(userinfo=b"")).rstrip("/")
-        key = api_key.split(",")[0].strip()  # the server's own variable may hold several
+        key = api_key.split(",")[0].strip()  # LLAMA_API_KEY can hold several keys, because the server reads it, too
         if not key.isprintable():
-            raise UsageError("the API key has characters that no header can carry", next_step="look at LLAMA_API_KEY")
+            raise UsageError(
+                "the API key has characters that are not allowed in an HTTP header", next_step="look at LLAMA_API_KEY"
+            )
         headers = {b"Authorization": b"Bearer " + key.encode()} if key else None
-        # no proxy between a machine and itself
+        # do not use a proxy for a server on this machine
         here = parsed.host in ("localhost", "::1") or parsed.host.startswith("127.")
         http = httpx.Client(base_url=parsed, headers=headers, timeout=SECONDS, trust_env=not here)
         self._http = self.enter_context(http)
 
     def read(self) -> Reading:
-        """Request the current numbers.
+        """Read the current numbers.
 
-        Raises NetworkError without an answer (LoadingError during loading), UsageError for a missing or wrong key,
-        and MeasureError if the server has no such numbers.
+        Raises NetworkError if there is no answer (LoadingError while the model is loaded), UsageError if the API key is
+        missing or wrong, and MeasureError if the server does not report these numbers.
         """
         props = self._get("/props")
         try:
@@ -77,7 +83,7 @@ class Server(contextlib.ExitStack):
         try:
             answer = self._http.get(path)
         except httpx.TimeoutException as err:
-            why = f"nothing came within {SECONDS:g} s"
+            why = f"there was no answer within {SECONDS:g} s"
             raise NetworkError(f"{self.url} does not answer", why=why, next_step=_START_IT) from err
         except httpx.HTTPError as err:
             why = str(err) or type(err).__name__
@@ -105,7 +111,7 @@ class Server(contextlib.ExitStack):
 
     def _stranger(self, path: str, why: str) -> MeasureError:
         return MeasureError(
-            f"{self.url} is no llama-server that kvtool top can read",
+            f"{self.url} is not a llama-server that kvtool top can read",
             why=f"{path}: {why}",
             next_step="pass the address of llama-server, with its --api-prefix if it has one",
         )
@@ -126,13 +132,13 @@ def _parsed(url: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url if "://" in url else f"http://{url}")
     except httpx.InvalidURL as err:
-        raise UsageError(f"{url} is no address", why=str(err), next_step=f"kvtool top {DEFAULT_URL}") from err
+        raise UsageError(f"{url} is not an address", why=str(err), next_step=f"kvtool top {DEFAULT_URL}") from err
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise UsageError(f"{url} is no address of a web server", next_step=f"kvtool top {DEFAULT_URL}")
+        raise UsageError(f"{url} is not an address of a web server", next_step=f"kvtool top {DEFAULT_URL}")
     return parsed.copy_with(query=None, fragment=None)
 
 
 def _model(props: dict[str, Any]) -> str:
-    """Return the server's name for its model; without an alias, the name of the file."""
+    """Return the server's name for its model. If that is a path, return the name of the file."""
     name = str(props["model_alias"])
     return re.split(r"[/\\]", name)[-1] if name == props.get("model_path") else name

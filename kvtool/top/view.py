@@ -7,17 +7,17 @@ from typing import NamedTuple, Self
 from kvtool.errors import KvtoolError
 from kvtool.top.reading import Memory, Phase, Reading, Slot, State
 
-KEPT = 100  # events
+KEPT = 100  # number of events that are kept
 
 
 def size(count: float) -> str:
-    """Bytes for people: 16.0 MiB."""
+    """Format a number of bytes, for example as 16.0 MiB."""
     power = next((power for power in range(3) if abs(count) < 1024 ** (power + 1)), 3)
     return f"{count / 1024**power:.1f} {' KMG'[power]}iB" if power else f"{count:.0f} B"
 
 
 def times(count: int) -> str:
-    """Format a count: once, or N times."""
+    """Format a count as "once" or "N times"."""
     return "once" if count == 1 else f"{count} times"
 
 
@@ -27,7 +27,7 @@ def types(memory: Memory) -> str:
 
 
 class Speed(NamedTuple):
-    """Tokens per second of a slot."""
+    """Hold the tokens per second of a slot."""
 
     prompt: float = 0.0
     generated: float = 0.0
@@ -35,12 +35,13 @@ class Speed(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """Hold the display's state.
+    """Hold the state of the display.
 
-    at: time of the last reading, in seconds of a monotonic clock
-    speeds: by slot, None before the second reading
-    events: a time of day and a text, the newest first
-    trouble, since: why the server does not answer now, and since when
+    at: the time of the last reading, in seconds of a clock that never goes back
+    speeds: the speed of each slot; None before the second reading
+    events: pairs of a time of day and a text, the newest first
+    trouble: the reason why the server does not answer now; None if it answers
+    since: the time since when the server does not answer
     """
 
     url: str
@@ -62,7 +63,7 @@ class View:
         return replace(self, reading=reading, at=now, speeds=speeds, events=self._with(told), trouble=None)
 
     def with_failure(self, err: KvtoolError, now: float) -> Self:
-        """Return the view after a failed request."""
+        """Return the view after a request that failed."""
         if self.trouble:
             return replace(self, trouble=err)
         events = self._with([f"it does not answer: {err.why or err.what}"])
@@ -74,7 +75,7 @@ class View:
 
 
 def changes(before: Reading, now: Reading) -> list[str]:
-    """Describe the changes of a server between two readings."""
+    """Return texts about the changes of a server between two readings."""
     told = []
     if before.state != now.state:
         told.append("it fell asleep and freed all memory" if now.state == State.ASLEEP else "it woke up")
@@ -84,7 +85,7 @@ def changes(before: Reading, now: Reading) -> list[str]:
         if old and memory.grow_total >= old.grow_total and memory.shrink_total >= old.shrink_total:
             told += _resized(old, memory) + _retyped(old, memory)
         elif old:
-            return ["it was restarted"]  # its counters began again
+            return ["it was restarted"]  # its counters are smaller than before
     return told
 
 
@@ -112,7 +113,7 @@ def _retyped(old: Memory, now: Memory) -> list[str]:
 
 
 def _speed(before: Slot | None, now: Slot, seconds: float) -> Speed:
-    """Return the speed of a slot. Ended slots have none, and a new task is counted from its start."""
+    """Return the speed of a slot. An idle slot has none. A new task is counted from its start."""
     if now.phase == Phase.IDLE or seconds <= 0:
         return Speed()
     same = before if before and before.task == now.task and before.phase != Phase.IDLE else None

@@ -1,1 +1,1 @@
-"""Get llama.cpp from its sources, and check it against the lock."""
+"""Download upstream's trees and trained models, and check them against upstream.lock and models.toml."""

@@ -1,4 +1,4 @@
-"""Extract upstream's tree from a package: a file of an npm tarball, a folder of a source archive into git."""
+"""Read upstream's tree from a package: a file of an npm package, or a folder of a source archive."""
 
 import lzma
 import shutil
@@ -14,18 +14,18 @@ from kvtool.errors import LockError
 
 @contextmanager
 def _reading(path: Path) -> Iterator[tarfile.TarFile]:
-    """Open a tarball; whatever is wrong with it becomes a LockError."""
+    """Open a tar archive. Raise LockError if it is damaged."""
     try:
         with tarfile.open(path) as tar:
             yield tar
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as err:
         if isinstance(err, OSError) and err.errno is not None:
-            raise  # the disk, not the archive
+            raise  # an error of the disk, not of the archive
         raise LockError(f"{path.name} is damaged", why=str(err) or type(err).__name__, next_step="fetch again") from err
 
 
 def extract_file(package: Path, member: str, target: Path) -> None:
-    """Copy one regular file out of a tarball."""
+    """Copy one regular file out of a tar archive."""
     with _reading(package) as tar:
         try:
             source = tar.extractfile(member)
@@ -38,16 +38,17 @@ def extract_file(package: Path, member: str, target: Path) -> None:
 
 
 def write_import(package: Path, folder: str, target: Path, ref: str) -> None:
-    """Turn a folder of a source archive into a `git fast-import` stream with one commit at `ref`.
+    """Convert a folder of a source archive into a stream for `git fast-import`, with one commit at `ref`.
 
-    So .gitignore, line-ending settings and the file system do not affect the tree. A .git at the folder's top (a
-    submodule's pointer) is left out.
+    Because the folder is not unpacked, .gitignore, settings for line ends and the file system do not affect the tree. A
+    .git at the top of the folder, which points to a submodule, is left out.
     """
     count = 0
     with _reading(package) as tar, target.open("wb") as out:
         out.write(f"commit {ref}\ncommitter kvtool <kvtool@localhost> 0 +0000\ndata 0\n".encode())
         for member in tar:
-            path = PurePosixPath(*PurePosixPath(member.name).parts[1:])  # without the archive's top directory
+            # the path without the top folder of the archive
+            path = PurePosixPath(*PurePosixPath(member.name).parts[1:])
             if member.isdir() or PurePosixPath(folder) not in path.parents or path.is_relative_to(f"{folder}/.git"):
                 continue
             _write_entry(tar, member, str(path.relative_to(folder)), out)

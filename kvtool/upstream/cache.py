@@ -1,9 +1,12 @@
-"""The user-wide cache of upstream trees: one bare git repository, safe under several processes and under a kill.
+"""Keep upstream trees in the user's cache: one bare git repository that several processes can use at the same time.
 
-Layout: upstream.git (refs/kvtool/upstream/<tag> -> base commit), kvtool-tmp/ (whatever is under way; KVTOOL_CACHE may
-be a directory that has a tmp/ of the user's), *.lock. A tree enters in this order: downloaded into kvtool-tmp/,
-verified, objects copied, ref written. A kill before the last step leaves nothing but garbage in kvtool-tmp/ and
-unreferenced objects, which the next holder of the lock removes.
+The cache has upstream.git, in which refs/kvtool/upstream/<tag> names the commit of each tag. It has kvtool-tmp/ for
+unfinished work; the name is not tmp/, because KVTOOL_CACHE may be a folder that has a tmp/ of the user. And it has
+*.lock.
+
+A tree is added in these steps: it is downloaded into kvtool-tmp/, its id is compared with the lock, its objects are
+copied, and its ref is written. If kvtool is killed before the last step, only files in kvtool-tmp/ and objects without
+a ref are left. The next process that locks the cache removes them.
 """
 
 import contextlib
@@ -21,17 +24,17 @@ from kvtool.gitcmd import Git
 from kvtool.locks import lock_file
 from kvtool.upstream.lock import Upstream
 
-# why git cannot read what may well be whole
+# messages of git that mean that it cannot read the repository, although it may be undamaged
 _DENIED = re.compile(r"dubious ownership|Permission denied|not permitted|Input/output error|memory", re.IGNORECASE)
 
 
 def ref_of(tag: str) -> str:
-    """Return the ref of a tag's base commit."""
+    """Return the name of the ref that points to the commit of a tag."""
     return f"refs/kvtool/upstream/{tag}"
 
 
 class Cache:
-    """The cache below one directory (project.cache)."""
+    """Manage the cache in one folder (project.cache)."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -39,7 +42,10 @@ class Cache:
         self.git = Git(self.repo)
 
     def base(self, upstream: Upstream) -> str | None:
-        """Return the base commit of this upstream if it is cached, complete, and has the tree of the lock."""
+        """Return the commit of an upstream if the cache has it; else None.
+
+        It must be complete, and must have the tree id of the lock.
+        """
         if not (self.repo / "HEAD").is_file():
             return None
         commit = self.git.resolve(ref_of(upstream.tag) + "^{commit}")
@@ -49,7 +55,7 @@ class Cache:
 
     @contextlib.contextmanager
     def locked(self, console: Console) -> Iterator[Path]:
-        """Hold the cache; yields an empty scratch directory that is removed at the end."""
+        """Lock the cache. Yield an empty folder for temporary files, which is removed at the end."""
         with lock_file(self.root / "cache.lock", console, "the cache"):
             self._sweep()
             with writing(str(self.root)):
@@ -58,7 +64,7 @@ class Cache:
                 yield Path(name)
 
     def _sweep(self) -> None:
-        """Remove leftovers of a killed process. The caller holds the lock, so no other process uses the cache."""
+        """Remove the leftovers of a killed process. The caller has locked the cache, so no other process uses it."""
         shutil.rmtree(self.tmp, ignore_errors=True)
         self.tmp.mkdir(parents=True, exist_ok=True)
         if self.repo.is_dir():
@@ -68,14 +74,20 @@ class Cache:
                 path.unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Remove leftovers of a killed process, unless another process works here; never wait, never fail."""
+        """Remove the leftovers of a killed process, unless another process uses the cache.
+
+        This never waits and never fails.
+        """
         with contextlib.suppress(OSError, filelock.Timeout):
             if any(self.tmp.iterdir()):
                 with filelock.FileLock(self.root / "cache.lock", timeout=0):
                     self._sweep()
 
     def adopt(self, source: Git, tree: str, upstream: Upstream, scratch: Path) -> str:
-        """Copy a tree out of `source` (a repository that has it) and name it. LockError when it is the wrong one."""
+        """Copy a tree from a repository into the cache, and give it a ref.
+
+        Raise LockError if the tree has the wrong id.
+        """
         if tree != upstream.tree:
             raise LockError(
                 f"this is not {upstream.label}",
@@ -83,7 +95,8 @@ class Cache:
                 next_step="fetch it from another source, or correct the lock if upstream really moved the tag",
             )
         ref = ref_of(upstream.tag)
-        # no parent, and the identity and date of all of kvtool's commits: its id depends on tree and tag only
+        # The commit has no parent, and the identity and date of all commits of kvtool. So its id depends only on tree
+        # and tag.
         commit = source.line("commit-tree", tree, input=f"{upstream.label}\n")
         source.run("update-ref", ref, commit)
         if self.repo.exists():
@@ -91,7 +104,7 @@ class Cache:
             if asked.returncode != 0:
                 if denied := _DENIED.search(asked.stderr):
                     raise DiskError(f"cannot read {self.repo}", why=denied[0], output=asked.stderr.strip())
-                shutil.rmtree(self.repo, ignore_errors=True)  # damaged
+                shutil.rmtree(self.repo, ignore_errors=True)  # the repository is damaged
         if not self.repo.exists():
             Git.create(scratch / "upstream.git").repo.rename(self.repo)
         self.git.fetch(source.repo, f"+{ref}:{ref}")
@@ -100,7 +113,10 @@ class Cache:
         return commit
 
     def prune(self, keep: str) -> int:
-        """Remove every upstream but one, and pack what stays; the bytes that are free now. Only under the lock."""
+        """Remove every upstream except `keep`, and pack the rest.
+
+        Return the number of freed bytes. The caller holds the lock.
+        """
         before = _size(self.repo)
         for ref in self.git.line("for-each-ref", "--format=%(refname)", "refs/kvtool").split():
             if ref != ref_of(keep):

@@ -1,4 +1,4 @@
-"""Find the upstream commit that caused a conflict, if the user has a clone with the history of llama.cpp."""
+"""Find the commit of upstream that caused a conflict, if the user has a clone with the history of llama.cpp."""
 
 import os
 from dataclasses import dataclass
@@ -8,20 +8,23 @@ from kvtool.gitcmd import Git
 from kvtool.project import expanded
 from kvtool.upstream.lock import Upstream
 
-_LONGEST = 10_000  # bytes that are safe as an argument of a process
+_LONGEST = 10_000  # a longer argument may be too long for the command line of a process
 NONE = "not known: this copy of upstream has no history between the two tags"
 
 
 @dataclass(frozen=True)
 class History:
-    """A repository that has both tags, one an ancestor of the other."""
+    """Search the history of a repository that has both tags, one of them an ancestor of the other."""
 
     git: Git
-    span: str  # revision range between the two tags
+    span: str  # the commits between the two tags, as git writes it
 
     @classmethod
     def open(cls, mirror: str | None, old: Upstream, new: Upstream) -> Self | None:
-        """Return None unless the mirror (or KVTOOL_UPSTREAM) is a local repository with both tags as in the lock."""
+        """Open the mirror's history. Return None if the mirror is not a local repository with both tags.
+
+        The mirror can be named by KVTOOL_UPSTREAM, too. Its tags must have the same trees as in the lock.
+        """
         mirror = mirror or os.environ.get("KVTOOL_UPSTREAM")
         place = expanded(mirror) if mirror else None
         if place is None or not place.is_dir():
@@ -33,7 +36,10 @@ class History:
         return next((cls(git, "..".join(way)) for way in ways if git.ok("merge-base", "--is-ancestor", *way)), None)
 
     def blame(self, path: str, lines: tuple[str, ...]) -> str:
-        """Return the newest commit that removed or added the first of these lines that has one, or ""."""
+        """Return the newest commit that added or removed one of the lines.
+
+        The first line with such a commit counts. "" for none.
+        """
         for line in filter(None, map(str.strip, lines)):
             if len(line) > _LONGEST:
                 continue

@@ -1,20 +1,21 @@
-"""Parse and edit patches/upstream.lock: the known upstream trees, their identity, and their sources. Pure.
+"""Parse and edit patches/upstream.lock: the known upstream tags, the ids of their trees, and where to download them.
 
-    name = "llama.cpp"                     # upstream in messages, and the folder of the patched tree; this by default
-    current = "v0.5.0"                     # the default of `kvtool fetch` and `kvtool apply`
+    name = "llama.cpp"                     # upstream's name, also that of the folder of the patched tree; the default
+    current = "v0.5.0"                     # the tag that `kvtool fetch` and `kvtool apply` use by default
     remote = "https://github.com/ggml-org/llama.cpp"
 
-    [[upstream]]                           # oldest first: from/until in series.toml compare by this order
+    [[upstream]]                           # oldest first: from/until in series.toml refer to this order
     tag = "v0.5.0"
     date = "2026-09-28"
-    tree = "<git tree id, 40 hex>"         # the identity; the same from every source
+    tree = "<git tree id, 40 hex>"         # the same for every source, so it proves that a download is right
     sources = [{ kind = "npm", name = "...", version = "...", path = "...", integrity = "sha512-..." }]
 
-`kind` is npm (path: a git bundle inside the package, its HEAD is the tree) or sdist (path: a folder inside the source
-archive). `integrity` is the archive's digest, sha512-<base64> or sha256-<hex>; optional, since the tree id decides.
+`kind` is npm or sdist. For npm, `path` is a git bundle in the package, and its HEAD is the tree. For sdist, `path` is a
+folder in the source archive. `integrity` is the digest of the archive, sha512-<base64> or sha256-<hex>. It is optional,
+because the tree id is checked in any case.
 
-The date decides the place of a new entry, except that the numbers of b<number> tags always stay in order: a mirror
-without history may give a tag any date.
+A new entry is inserted by its date. But tags b<number> always stay in the order of their numbers, because a mirror
+without history may give a tag a wrong date.
 """
 
 import re
@@ -33,15 +34,17 @@ from kvtool.result import from_plain
 SOURCE_KINDS = ("npm", "sdist")
 _TREE = re.compile(r"[0-9a-f]{40}")
 _BUILD = re.compile(r"b(\d+)")
-_ENTRY = re.compile(r"^(?:#[^\n]*\n)*\[\[upstream\]\]", re.MULTILINE)  # comments right above belong to it
+_ENTRY = re.compile(r"^(?:#[^\n]*\n)*\[\[upstream\]\]", re.MULTILINE)  # comments directly above an entry belong to it
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
 class Source:
-    """An immutable archive in a package registry; kind is one of SOURCE_KINDS.
+    """Describe an archive in a package registry, which never changes.
 
-    integrity: "" when not recorded; size: bytes of the archive for the progress bar, 0 when not recorded.
+    kind: one of SOURCE_KINDS
+    integrity: the digest of the archive, "" if it was not recorded
+    size: the bytes of the archive, for the progress bar; 0 if it was not recorded
     """
 
     kind: str
@@ -57,7 +60,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Upstream:
-    """One pinned upstream. tree: git tree id (40 hex); date: ISO day; order: position in the lock, oldest first."""
+    """Describe one upstream tag of the lock.
+
+    tree: the id of its git tree (40 hex digits)
+    date: its date, as YYYY-MM-DD
+    order: its position in the lock, in which the oldest tag is the first
+    """
 
     tag: str
     tree: str
@@ -68,13 +76,18 @@ class Upstream:
 
     @property
     def label(self) -> str:
-        """Return the name and the tag, for messages."""
+        """Return the name of upstream and the tag, for messages."""
         return f"{self.name} {self.tag}"
 
 
 @dataclass(frozen=True)
 class Lock:
-    """The whole lock; upstreams by tag, oldest first. remote: a git URL that has every tag."""
+    """Hold the whole upstream.lock.
+
+    current: the tag that is used if the user names none
+    remote: the URL of a git repository that has every tag
+    upstreams: the entries by tag, the oldest first
+    """
 
     current: str
     remote: str
@@ -82,7 +95,10 @@ class Lock:
     name: str = "llama.cpp"  # name of the upstream project
 
     def upstream(self, tag: str | None = None) -> Upstream:
-        """Return the entry of a tag (None: the current one). The UsageError for an unknown tag names the known ones."""
+        """Return the entry of a tag; None stands for the current tag.
+
+        Raise UsageError with the known tags if it is unknown.
+        """
         wanted = self.current if tag is None else tag
         if not wanted:
             raise UsageError(
@@ -100,12 +116,12 @@ class Lock:
 
 
 def usable_tag(tag: str) -> bool:
-    """Return True if the tag is valid in a lock, a ref and a file name."""
+    """Return True if the tag can be used in a lock, a git ref and the name of a file."""
     return bool(_TAG.fullmatch(tag)) and ".." not in tag and not tag.endswith((".", ".lock"))
 
 
 def is_usable_name(name: str) -> bool:
-    """Return whether the name of an upstream project can be a folder of the project and part of a message."""
+    """Return whether the name of an upstream project can be the name of a folder in the project."""
     return bool(_TAG.fullmatch(name)) and name not in ("patches", "cpp", "Makefile", "README.md")
 
 
@@ -128,9 +144,9 @@ def _upstream(table: Any, order: int, where: str) -> Upstream:
 
 
 def read_tables(text: str, key: str, where: str) -> tuple[dict[str, Any], list[Any]]:
-    """Return a TOML document and its [[key]] tables, unchecked.
+    """Return a TOML document and its [[key]] tables. The content of the tables is not checked.
 
-    Raises UsageError if the text is not TOML, or if `key` is something else.
+    Raises UsageError if the text is not TOML, or if `key` is not an array of tables.
     """
     try:
         doc = tomllib.loads(text)
@@ -143,7 +159,7 @@ def read_tables(text: str, key: str, where: str) -> tuple[dict[str, Any], list[A
 
 
 def parse_lock(text: str, where: str = "upstream.lock") -> Lock:
-    """Parse and check a lock. The UsageError names the wrong entry and its problem."""
+    """Parse and check a lock. Raise UsageError with the wrong entry and the reason."""
     doc, entries = read_tables(text, "upstream", where)
     upstreams: dict[str, Upstream] = {}
     name = doc.get("name", "llama.cpp")
@@ -163,15 +179,15 @@ def parse_lock(text: str, where: str = "upstream.lock") -> Lock:
 
 
 def load_lock(path: Path) -> Lock:
-    """Load and check upstream.lock."""
+    """Read and check upstream.lock."""
     return parse_lock(read_text(path), str(path))
 
 
-# --- with another upstream in it ----------------------------------------------------------------------------------
+# --- a lock with another upstream --------------------------------------------------------------------------------
 
 
 def place_of(lock: Lock, tag: str, date: str) -> int:
-    """Return the place of an unknown tag in the order."""
+    """Return the position at which an unknown tag must be inserted."""
     known = list(lock.upstreams.values())
     first, last = 0, len(known)
     if mine := _BUILD.fullmatch(tag):
@@ -183,16 +199,16 @@ def place_of(lock: Lock, tag: str, date: str) -> int:
 
 
 def with_upstream(lock: Lock, tag: str, tree: str, date: str) -> Lock:
-    """Return the lock with one more upstream, which has no known package."""
+    """Return the lock with one more upstream, for which no package is known."""
     entries = list(lock.upstreams.values())
     entries.insert(place_of(lock, tag, date), Upstream(tag, tree, date, name=lock.name))
     return replace(lock, upstreams={e.tag: replace(e, order=number) for number, e in enumerate(entries)})
 
 
 def pin(text: str, lock: Lock, tag: str) -> str:
-    """Return the text of a lock with `tag` as the current upstream, and with an entry for the tag.
+    """Return the text of a lock with `tag` as the current tag, and with an entry for it.
 
-    Every other line stays the same.
+    All other lines stay the same.
     """
     document = tomlkit.parse(text)
     document["current"] = tag

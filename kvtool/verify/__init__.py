@@ -1,1 +1,1 @@
-"""Prove the built programs: static against dynamic."""
+"""Prove that the built programs give the same results with a static and with a dynamic cache."""

@@ -1,16 +1,16 @@
-"""Define the checks of verify as data, and interpret each answer. Pure: kvtool/verify/runner.py runs the checks.
+"""Define the checks of `kvtool verify` as data, and judge the output of the programs.
 
-A Check is one comparison of a static with a dynamic cache; a Finding is its result. The kinds:
+A Check is one comparison of a static with a dynamic cache. A Finding is its result. The functions here run nothing;
+kvtool/verify/runner.py runs the checks. The kinds of checks are:
 
-- kv-check: one toy model through kv-check, which compares the logits of every decode bit for bit
-- retype: the same while the types of the cells change; their bytes are compared with a reference's
-- completion: llama-completion's text on a text model, with and without --kv-dynamic
-- bench: llama-bench, which parses its arguments itself, measures with and without the flag
-- server: llama-server's answers to a script of requests, with and without the flag
-- parts: llama-server's answers while its projector and its draft model are loaded and unloaded
-- memory: the bytes of a context of Qwen3.5-27B's cache geometry right after its creation
-- unit: a C++ unit test of cpp/tests (`--patch` only; otherwise ctest runs them)
-- preset: CMake reads the tree's presets, and the preset for Metal is among them (`--patch` only)
+- kv-check: kv-check compares the logits of every decode of one toy model (a tiny test model of llama.cpp) bit for bit -
+retype: as kv-check, while the types of the cells change; their bytes are compared with those of a reference -
+completion: llama-completion must write the same text with and without --kv-dynamic - bench: llama-bench, which has its
+own parser of arguments, must measure a speed with and without the flag - server: llama-server must give the same
+answers to a script of requests with and without the flag - parts: llama-server's answers must stay the same while its
+projector and its draft model are loaded and unloaded - memory: the resident bytes of a new context with a cache as
+large as Qwen3.5-27B's - unit: a C++ unit test of cpp/tests; only with `--patch`, otherwise ctest runs these tests -
+preset: CMake can read the tree's presets, and one of them is the preset for Metal; only with `--patch`
 """
 
 import fnmatch
@@ -25,15 +25,16 @@ from kvtool.result import CheckOutcome, parse_last_json_line
 
 Kind = Literal["kv-check", "retype", "completion", "bench", "server", "parts", "memory", "unit", "preset"]
 
-# What kv-check's own words mean.
+# Meaning of the statuses that kv-check prints.
 STATUSES: Mapping[str, CheckOutcome] = {
     **dict.fromkeys(("same", "same-not-grown"), CheckOutcome.PASSED),
-    # the static cache cannot do it either: nothing to compare
+    # the static cache cannot run it either, so there is nothing to compare
     **dict.fromkeys(("static-fails", "no-cache", "skipped"), CheckOutcome.SKIPPED),
     **dict.fromkeys(("differs", "dynamic-fails", "not-run", "load-fails"), CheckOutcome.FAILED),
 }
 
-STORAGES = {"inplace": "in place", "copy": "by copy"}  # what --storage asks for, in the words of kv-check's answer
+# the value of kv-check's option --storage, and the word that kv-check prints for it
+STORAGES = {"inplace": "in place", "copy": "by copy"}
 
 # Toys that together have every memory class, cheap toys first. A toy that a tree lacks is left out.
 CLASS_TOYS = (
@@ -48,13 +49,15 @@ CLASS_TOYS = (
     "deepseek32-moe",  # DSA
     "deepseek4-moe",  # DSV4
 )
-# The classes, ordered by their number of models. Other classes follow by name.
+# The memory classes, those with many models first. Other classes follow, sorted by name.
 CLASS_ORDER = ("plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA", "recurrent")
-CHEAP_TOYS = CLASS_TOYS[:4]  # --quick runs these without flash attention too
-# Their window caches reach their full size only with --swa-full; hybrid-iSWA has nothing else that could grow.
+CHEAP_TOYS = CLASS_TOYS[:4]  # --quick runs these toys without flash attention, too
+# The caches of these toys reach their full size only with --swa-full, because their attention has a window. The toy of
+# the class hybrid-iSWA has no other cache that could grow.
 WINDOW_TOYS = ("lfm2-dense", "gemma3-dense", "dots3note-moe", "deepseek4-moe")
 
-# A row of its compressed caches is for four positions, and by copy each sequence begins with 512.
+# A row of this toy's compressed caches stands for four positions, and a cache that grows by copy starts with 512 rows
+# for each sequence. So the toy grows only if more tokens are decoded.
 COMPRESSED = "deepseek4-moe"
 _LONGER: Mapping[str, tuple[str, ...]] = {
     "1": ("--fill", "2300", "-c", "8192"),
@@ -62,26 +65,28 @@ _LONGER: Mapping[str, tuple[str, ...]] = {
     "4-unified": ("--fill", "9200", "-c", "20480"),
 }
 
-# How many toys must really grow with flash attention on, by upstream tag, measured when the patches were written for
-# that tag. Fewer means that a class silently stopped growing, and every other check would still report "same". Of
-# v0.5.0's 127 and b11549's 130 toys, four have no cache, two only a recurrent state, and one (lfm2) only windows.
+# How many toys must grow with flash attention on, by upstream tag. The numbers were measured when the patches were
+# written for the tag. If fewer grow, a memory class has stopped growing, and every other check would still report
+# "same". v0.5.0 has 127 toys and b11549 has 130. Four of them have no cache, two have only a recurrent state, and one
+# (lfm2) has only windows.
 EXPECTED_GROWN: Mapping[str, int] = {"v0.5.0": 120, "b11549": 123}
-GROWN_SHARE = 0.75  # share of the toys, for tags without a measurement
+GROWN_SHARE = 0.75  # share of the toys that must grow on a tag without a measurement
 
 MEMORY_CONTEXT = 131072
-MEMORY_LIMIT = 64 * 2**20  # bytes a dynamic context of that size may add to the resident memory
+MEMORY_LIMIT = 64 * 2**20  # bytes that a dynamic context of MEMORY_CONTEXT cells may add to the resident memory
 
 
 @dataclass(frozen=True)
 class Check:
     """Describe one comparison.
 
-    group: its row in the table
+    group: the row of the result table that the check belongs to
     args: further arguments for the program
-    timeout: seconds per side
-    by_env: the environment variable of the flag is set, instead of the flag itself
-    exact (server only): the static server repeats itself to the bit, so one different token is a failure. Otherwise
-    the batches depend on the arrival of the requests, and an answer must equal the answer of some static run.
+    timeout: the limit in seconds for each of the two sides
+    by_env: set the environment variable of the flag instead of passing the flag
+    exact: for the server only. True: requests run one at a time, so a static server repeats its answers exactly, and
+        one different token is a failure. False: requests run together, so the batches depend on when the requests
+        arrive, and an answer must equal the answer of at least one static run.
     """
 
     id: str
@@ -89,21 +94,22 @@ class Check:
     model: Path
     group: str = ""
     args: tuple[str, ...] = ()
-    timeout: float = 900.0  # deepseek4 needs two minutes on an idle core, and machines are not always idle
+    timeout: float = 900.0  # deepseek4 needs two minutes on an idle core, and other programs may run at the same time
     by_env: bool = False
     exact: bool = True
 
 
-GROWN = Check("kv-check/grown", "kv-check", Path(), group="all toys")  # the guard over what kv-check ran
+# checks how many of the toys that kv-check ran have grown
+GROWN = Check("kv-check/grown", "kv-check", Path(), group="all toys")
 
 
 @dataclass(frozen=True)
 class Finding:
     """Hold the result of a check.
 
-    status: one of STATUSES, or crash, timeout, garbage, unstable, not-grown, too-big, skipped
-    group: the memory class, once it was read from the log
-    details: more data for scripts, JSON types only
+    status: one of STATUSES, or "crash", "timeout", "garbage", "unstable", "not-grown", "too-big" or "skipped"
+    group: the memory class, after it was read from the log
+    details: more data for scripts, in types that JSON has
     """
 
     id: str
@@ -118,67 +124,68 @@ class Finding:
 
     @property
     def model(self) -> str:
-        """Return the name of the model, which is part of the id."""
+        """Return the name of the model. It is a part of the id."""
         return self.id.split("/", 2)[1]
 
 
 def finding(check: Check, outcome: CheckOutcome, status: str, reason: str, **more: Any) -> Finding:
-    """Create the finding of a check."""
+    """Make the finding of a check."""
     group = check.group or ("other" if check.kind in ("kv-check", "retype") else "")
     return Finding(check.id, check.kind, group, outcome, status, reason, **more)
 
 
 def passed(check: Check, reason: str, **more: Any) -> Finding:
-    """Create a finding that passed."""
+    """Make the finding of a check that passed."""
     return finding(check, CheckOutcome.PASSED, "same", reason, **more)
 
 
 def failed(check: Check, status: str, reason: str, **more: Any) -> Finding:
-    """Create a finding that failed."""
+    """Make the finding of a check that failed."""
     return finding(check, CheckOutcome.FAILED, status, reason, **more)
 
 
 def skipped(check: Check, reason: str) -> Finding:
-    """Create a finding of a check that did not run."""
+    """Make the finding of a check that did not run."""
     return finding(check, CheckOutcome.SKIPPED, "skipped", reason)
 
 
 def toy_check(toy: Path, name: str, *args: str, kind: Kind = "kv-check") -> Check:
-    """Return the check of one toy with kv-check; args are passed to kv-check unchanged."""
+    """Return the check of one toy with kv-check. kv-check gets `args` unchanged."""
     return Check(f"kv-check/{toy.stem}/{name}", kind, toy, args=args)
 
 
 def toy_checks(toys: Iterable[Path], args: Sequence[str] = (), flash: Sequence[str] = ("on", "off")) -> list[Check]:
-    """Return the checks of the toys with kv-check, with the named settings of flash attention."""
+    """Return the kv-check checks of some toys, for each setting of flash attention in `flash`."""
     label = "".join(f"/{a.lstrip('-')}" for a in args)
     return [toy_check(toy, f"fa-{fa}{label}", "-fa", fa, *args) for fa in flash for toy in toys]
 
 
 def named_toys(toys: Sequence[Path], names: Sequence[str]) -> list[Path]:
-    """Return the existing toys of the given names, in that order."""
+    """Return those toys that exist, in the order of their names in `names`."""
     by_name = {toy.stem: toy for toy in toys}
     return [by_name[name] for name in names if name in by_name]
 
 
 def toys_like(toys: Iterable[Path], globs: str) -> list[Path]:
-    """Return the toys whose names match one of the comma-separated globs; "" matches all."""
+    """Return the toys whose names match one of the comma-separated globs. "" matches all toys."""
     return [toy for toy in toys if any(fnmatch.fnmatch(toy.stem, glob) for glob in (globs or "*").split(","))]
 
 
 def long_fill_args(toy: Path, sequences: str = "1") -> tuple[str, ...]:
-    """Return the arguments that make a toy grow by copy, next to a toy that grows anyway.
+    """Return the additional arguments with which the toy COMPRESSED grows by copy; () for any other toy.
 
-    sequences: as the matrix names them
+    sequences: the kind of sequences, as the matrix names it
     """
     return _LONGER.get(sequences, ()) if toy.stem == COMPRESSED else ()
 
 
 def class_rank(name: str) -> tuple[int, str]:
-    """Return a sort key for memory classes."""
+    """Return a key that sorts memory classes."""
     return CLASS_ORDER.index(name) if name in CLASS_ORDER else len(CLASS_ORDER), name
 
 
-# Each class by the words of libllama's log that it has; the first that has all of its own is meant.
+# For each memory class, words that libllama prints if the context has that class. The first class whose words are all
+# in the log is the right one.
 _CACHE, _WINDOW, _STATE = "llama_kv_cache: size", "llama_kv_cache_iswa:", "llama_memory_recurrent:"
 _CLASS_WORDS: Mapping[str, tuple[str, ...]] = {
     "DSV4": ("llama_kv_cache_dsv4:",),
@@ -195,9 +202,9 @@ _CLASS_WORDS: Mapping[str, tuple[str, ...]] = {
 
 
 def memory_class(log: str) -> str:
-    """Return the memory class of a model's context, read from libllama's log ("" if unknown).
+    """Return the memory class of a model's context, read from libllama's log; "" if it is unknown.
 
-    The log is the source, not a table of architectures, so a model that upstream adds later has a row, too.
+    There is no table of architectures, so a model that upstream adds later has a class, too.
     """
     return next((name for name, words in _CLASS_WORDS.items() if all(word in log for word in words)), "")
 
@@ -206,16 +213,16 @@ _DYNAMIC = re.compile(line_pattern(START_LINE) + r".*?llama_kv_cache: size = .*?
 
 
 def has_layers_that_grow(log: str) -> bool:
-    """Return True if a dynamic cache in libllama's log has layers, or if the log has no information.
+    """Return True if some dynamic cache in libllama's log has layers, or if the log does not say.
 
-    If a window cache has all layers, the other cache grows by 0 bytes, and the check would test nothing.
+    If a window cache has all layers, the other cache has none and grows by 0 bytes. Then the check would test nothing.
     """
     layers = [int(n) for _cells, n in _DYNAMIC.findall(log)]
     return not layers or any(layers)
 
 
 def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Finding:
-    """Turn kv-check's answer into a Finding. An answer that contradicts the exit code is ignored."""
+    """Turn kv-check's output into a Finding. If the output contradicts the exit code, the check fails."""
     check = replace(check, group=memory_class(log) or check.group)
     end, data = {"log": log[-2000:]}, parse_last_json_line(stdout)
     if data is None or data.get("status") not in STATUSES:
@@ -243,7 +250,7 @@ def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Find
 
 
 def _details(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of kv-check's answer to keep for each of 254 runs."""
+    """Return the part of kv-check's output that is kept, for a report with 254 runs."""
     names = ("arch", "cells_start", "cells_end", "growths", "storage", "device", "type_k", "type_v")
     kept = {name: data[name] for name in names if name in data}
     checks: list[dict[str, Any]] = data.get("checks", [])
@@ -255,7 +262,7 @@ def _details(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _where(data: Mapping[str, Any]) -> str:
-    """Return the first failure in one sentence."""
+    """Return a sentence about the first failure."""
     for check in data.get("checks", []):
         if check["status"] in ("differs", "dynamic-fails"):
             if diff := check.get("first_diff"):
@@ -266,12 +273,15 @@ def _where(data: Mapping[str, Any]) -> str:
 
 
 def expected_grown(tag: str, toys: int) -> int:
-    """Return how many of the toys must grow on this upstream."""
+    """Return how many of the toys must grow on this upstream tag."""
     return min(EXPECTED_GROWN.get(tag, int(GROWN_SHARE * toys)), toys)
 
 
 def judge_grown(findings: Sequence[Finding], tag: str, label: str = "") -> Finding:
-    """Fail unless enough toys grew with flash attention on, to guard against regressions. label: the device's."""
+    """Fail unless enough toys grew with flash attention on. Otherwise the comparisons would prove nothing.
+
+    label: the label of the device
+    """
     variant = f"/fa-on/{label}" if label else "/fa-on"
     runs = [f for f in findings if f.kind == "kv-check" and f.id.endswith(variant)]
     grown, wanted = sum(f.grown for f in runs), expected_grown(tag, len(runs))
@@ -284,9 +294,9 @@ def judge_grown(findings: Sequence[Finding], tag: str, label: str = "") -> Findi
 
 
 def judge_quick_grown(findings: Sequence[Finding], tag: str, label: str = "") -> list[Finding]:
-    """Return a failure if no model grew in --quick, or if a model never grew although the static side ran.
+    """Return a failure if no model grew in --quick, or if some model never grew although its static cache ran.
 
-    The second rule applies only to host memory, on an upstream with a measurement.
+    The second rule applies only in host memory, on an upstream tag for which the growing toys were counted.
     """
     able = {f.model for f in findings if f.outcome is CheckOutcome.PASSED}
     grown = {f.model for f in findings if f.grown}
@@ -300,8 +310,9 @@ def judge_quick_grown(findings: Sequence[Finding], tag: str, label: str = "") ->
 def judge_memory(check: Check, static: int | None, dynamic: int, cache: int, why_no_static: str = "") -> Finding:
     """Judge the bytes that a context added to the resident memory.
 
-    cache: bytes of the static KV cache by its geometry
-    static: None if that side did not run, for the given reason; the dynamic side is judged anyway
+    static: the bytes with a static cache; None if it did not run. The dynamic cache is judged in any case.
+    cache: the bytes of the static KV cache, computed from the model's dimensions
+    why_no_static: the reason why the static cache did not run
     """
     details = {"static_bytes": static, "dynamic_bytes": dynamic, "cache_bytes": cache, "context": MEMORY_CONTEXT}
     mib = f"{dynamic / 2**20:.0f} MiB"

@@ -1,14 +1,14 @@
 """Compare the answers of llama-server with and without --kv-dynamic to the same script of requests.
 
-It proves more than kv-check: the server survives growths in the middle of a conversation while other slots wait, and
-keeps its slot files, prompt caches and context shifts.
+This proves more than kv-check. The server must survive growths in the middle of a conversation while other slots wait.
+Its slot files, prompt caches and context shifts must still work.
 
-One request at a time (exact), the static server repeats itself to the bit. With concurrent requests, their arrival
-decides how many tokens one matrix product has, and the sums round differently. In f16, this shows in the third digit
-of a logprob, because sharp attention passes on a single rounding. With BATCHED's settings, the difference is at most
-1e-5 (measured over 120 starts). So concurrent requests use those settings, the static server runs at least twice, and
-a dynamic answer must equal the answer of some static run. An answer that static runs do not repeat is reported as
-unstable, not as equal.
+If one request runs at a time ("exact"), a static server repeats its answers exactly. If requests run together, their
+arrival decides how many tokens one matrix product has, and the sums are rounded differently. With f16, this changes the
+third digit of a log-probability, because sharp attention can amplify a single rounding error. With the settings of
+BATCHED, the difference is at most 1e-5 (measured over 120 starts). So requests that run together use these settings,
+and the static server runs at least twice. A dynamic answer must equal the answer of at least one static run. If the
+static runs do not repeat an answer, it is reported as unstable, not as equal.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from kvtool.verify.texts import FLAG, judge_logs, prompt
 from kvtool.verify.trial import Failed, failing, trial
 
 BATCHED = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
-STATIC_RUNS = 6  # at most, while a batched dynamic answer is still unmatched
+STATIC_RUNS = 6  # most runs of the static server while a batched answer of the dynamic server has no equal
 
 
 class Exchange(NamedTuple):
-    """Hold one line of a transcript: a request and its answer. Two runs are equal if their steps are."""
+    """Hold a request and its answer as one line of a transcript. Two runs are equal if all their lines are."""
 
     name: str
     said: Answer | tuple[int, ...]
@@ -36,7 +36,12 @@ class Exchange(NamedTuple):
 
 
 class Script(NamedTuple):
-    """How much is asked. rounds of one request per slot; generate: tokens each; shift: tokens beyond the slot's end."""
+    """Describe how much is asked.
+
+    rounds: the number of rounds, each with one request for each slot
+    generate: the tokens of each answer
+    shift: whether the conversation continues beyond the end of a slot, which needs a context shift
+    """
 
     rounds: int
     generate: int
@@ -46,13 +51,15 @@ class Script(NamedTuple):
 QUICK_SCRIPT = Script(rounds=2, generate=96, shift=False)
 FULL_SCRIPT = Script(rounds=4, generate=128, shift=True)
 SLOTS = 4
-CELLS = 8192  # over all slots: 2048 each, eight times the start
+CELLS = 8192  # cells of all slots together: 2048 for each slot, which is eight times the size at the start
 
 
 def converse(server: LlamaServer, script: Script, own: str, other: str, at_once: bool) -> list[Exchange]:
-    """Run the script; at_once: a round's requests together, or one after the other.
+    """Run the script, and return each request with its answer.
 
-    own, other: slot files to write and to read; the other one was written by another server.
+    own: the slot file that this server writes and reads
+    other: a slot file that another server wrote, and that this server reads
+    at_once: whether the requests of a round run together or one after the other
     """
     steps: list[Exchange] = []
 
@@ -90,7 +97,7 @@ class _Run(NamedTuple):
 
 @trial
 def serve(check: Check, binary: Path, work: Path, script: Script) -> Finding:
-    """Run the script on a static server, a dynamic server, and again on static servers as the control."""
+    """Run the script on a static server, on a dynamic server, and again on static servers for comparison."""
     slots = work / "slots"
     slots.mkdir(parents=True, exist_ok=True)
     base = [*f"-c {CELLS} -np {SLOTS} -t 1 -lv 4 --context-shift --slot-save-path".split(), f"{slots}/"]
@@ -106,7 +113,7 @@ def serve(check: Check, binary: Path, work: Path, script: Script) -> Finding:
     with failing("dynamic-fails"):
         dynamic = run("dynamic", "static-1", FLAG)
     with failing("unstable", "the control run failed: "):
-        # The control reads the dynamic server's slot file, which the static one must understand as its own.
+        # The second static server reads the slot file of the dynamic server, which it must understand like its own.
         statics.append(run("static-2", "dynamic"))
         while not check.exact and _unmatched(dynamic, statics) and len(statics) < STATIC_RUNS:
             statics.append(run(f"static-{len(statics) + 1}", "static-1"))
@@ -114,7 +121,7 @@ def serve(check: Check, binary: Path, work: Path, script: Script) -> Finding:
 
 
 def _unmatched(dynamic: _Run, statics: Sequence[_Run]) -> list[int]:
-    """Return the indices of the dynamic steps that no static run has."""
+    """Return the indices of the dynamic server's answers that no static run gave."""
     return [i for i, step in enumerate(dynamic.steps) if step not in [s.steps[i] for s in statics]]
 
 

@@ -1,7 +1,7 @@
-"""Place verify's cache in host memory, in the memory of the build's GPU, or in a local ggml-rpc-server.
+"""Choose where the tested cache is: in host memory, in the memory of the build's GPU, or in a local ggml-rpc-server.
 
-On any machine, the RPC server simulates a device whose memory is not the host's: every byte of the cache passes
-through backend calls, like with Metal and CUDA.
+The RPC server simulates a device with memory of its own, and works on any machine. As with Metal and CUDA, every byte
+of the cache passes through calls of a backend.
 """
 
 import contextlib
@@ -20,7 +20,8 @@ from kvtool.verify.server import PORT_TRIES, free_port
 _START_SECONDS = 30.0
 _NOT_A_GPU = ("CPU", "BLAS", "ACCEL")
 
-# Room for one kv-check at a time: the device for a run, as kv-check's arguments. VerifyError when it cannot be had.
+# A lane runs one kv-check at a time. Calling it returns a context manager with the arguments that choose the device for
+# a run. It raises VerifyError if the device does not work.
 Lane: TypeAlias = Callable[[], contextlib.AbstractContextManager[tuple[str, ...]]]
 
 
@@ -32,9 +33,11 @@ IN_MEMORY: Lane = _lane
 
 
 class Device(NamedTuple):
-    """lanes: one for each kv-check that may run at once; tools: the arguments of llama-completion and llama-server.
+    """Describe where the cache of the tested programs is.
 
-    label: appended to the ids of checks, "" for host memory.
+    lanes: one lane for each kv-check that may run at the same time
+    label: the text that is appended to the ids of checks, "" for host memory
+    tools: the arguments for llama-completion and llama-server
     """
 
     lanes: tuple[Lane, ...]
@@ -43,21 +46,21 @@ class Device(NamedTuple):
 
 
 def parse_devices(listing: str) -> list[str]:
-    """Return the accelerators in kv-check's --list-devices ("NAME: description" lines)."""
+    """Return the names of the accelerators in the output of kv-check's --list-devices ("NAME: description" lines)."""
     names = [line.partition(":")[0].strip() for line in listing.splitlines() if ":" in line]
     return [name for name in names if not name.upper().startswith(_NOT_A_GPU)]
 
 
 @contextlib.contextmanager
 def device(backend: str, bin_dir: Path, work: Path, jobs: int) -> Iterator[Device]:
-    """Yield the device of a backend or of "rpc", for `jobs` checks at once.
+    """Yield the device of a backend or, for "rpc", of an RPC server. `jobs` checks can run at the same time.
 
-    Raises VerifyError if the build sees no such device.
+    Raises VerifyError if the build does not see such a device.
     """
     if backend == "cpu":
         yield Device((IN_MEMORY,) * jobs)
     elif backend == "rpc":
-        # a server has one client at a time
+        # each lane needs a server of its own, because a server serves one client at a time
         logs = (work / f"rpc-server-{i}.log" for i in range(jobs + 1))
         lanes = [functools.partial(_rpc_server, bin_dir / RPC_SERVER, log) for log in logs]
         with lanes.pop()() as (flag, endpoint, *_):
@@ -82,14 +85,17 @@ def _first_accelerator(kv_check: Path, backend: str) -> str:
 
 @contextlib.contextmanager
 def _rpc_server(binary: Path, log: Path) -> Iterator[tuple[str, ...]]:
-    """Start a ggml-rpc-server on loopback. Each run needs its own, because it aborts on unsupported operations."""
+    """Start a ggml-rpc-server on this machine, and yield the arguments for kv-check.
+
+    Each run starts its own server, because the server aborts on operations that it does not support.
+    """
     deadline = time.monotonic() + _START_SECONDS
     for _ in range(PORT_TRIES):
         port = free_port()
         argv: list[str | Path] = [binary, *f"-H 127.0.0.1 -t 1 -p {port}".split()]
         with process.spawn(argv, stdout=log) as running:
             while running.poll() is None and time.monotonic() < deadline:
-                if _listens(port) and running.poll() is None:  # else it is another who listens, and took the port
+                if _listens(port) and running.poll() is None:  # if our server has ended, another program uses the port
                     yield "--rpc", f"127.0.0.1:{port}", "--device", "RPC0"
                     return
                 time.sleep(0.02)

@@ -1,9 +1,9 @@
-"""Make draft models with random weights; upstream's generator of toys writes none.
+"""Make draft models with random weights, because upstream's generator of test models makes none.
 
-- A pair: a target, and a draft without cells of its own (gemma4-assistant). Only this kind of model reads another
-  context's storage. Both are as small as upstream's toys: two layers, the first with a window and the second without.
-  The draft's layers read the cells of these.
-- A toy with an additional MTP layer, which drafts in a context with cells of its own.
+- A target and its draft (gemma4-assistant). The draft has no cells of its own and reads those of the target. No other
+  kind of model reads the storage of another context. Both models are as small as upstream's test models. They have two
+  layers, the first with a window and the second without.
+- A test model with an additional MTP layer (multi-token prediction). This layer drafts in a context with its own cells.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from kvtool.verify import models
 from kvtool.verify.models import Geometry, attention_keys, cached_model, fingerprint, write_model
 
-_PATTERN = (True, False)  # which layers have a window
+_PATTERN = (True, False)  # whether each layer has a window
 _TARGET = Geometry("gemma4", layers=len(_PATTERN), kv_heads=2, head_size=64, embd=128, ffn=192, vocab=128)
 _DRAFT = _TARGET._replace(embd=64)
 _WINDOW, _CONTEXT = 32, 8192
@@ -20,7 +20,10 @@ MTP_TOY = "qwen35-dense"
 
 
 def draft_pair(work: Path) -> tuple[Path, Path]:
-    """Write a target and its draft once, and return both. Only tests of shared cells use them."""
+    """Write a target and its draft model, unless they exist, and return their paths.
+
+    Only tests of shared cells use them.
+    """
     keys = _keys(_DRAFT, embedding_length_out=_TARGET.embd, nextn_predict_layers=_DRAFT.layers)
     into, out = (_DRAFT.embd, 2 * _TARGET.embd), (_TARGET.embd, _DRAFT.embd)
     shapes = _shapes(_DRAFT, keys=False, **{"nextn.post_projection": out, "nextn.pre_projection": into})
@@ -31,10 +34,12 @@ def draft_pair(work: Path) -> tuple[Path, Path]:
 
 
 def mtp_model(toy: Path, work: Path) -> Path:
-    """Write a copy of Qwen3.5's toy (MTP_TOY) with an MTP layer once, and return it.
+    """Write a copy of MTP_TOY, a test model of Qwen3.5, with an additional MTP layer, unless it exists.
 
-    The new layer is a copy of the last layer, which has attention, with the tensors that connect it. Raises
-    VerifyError if the toy cannot be read.
+    Return its path.
+
+    The new layer is a copy of the last layer, which has attention, plus the tensors that connect it with the model.
+    Raises VerifyError if the test model cannot be read.
     """
     out = work / f"{toy.stem}-mtp-{fingerprint([toy, Path(__file__)])}.gguf"
     return cached_model(out, lambda path: _write_mtp(toy, path))
@@ -78,9 +83,9 @@ def _keys(of: Geometry, **more: int) -> dict[str, Any]:
 
 
 def _shapes(of: Geometry, *, keys: bool, **more: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a model's tensors, rows first.
+    """Return the shapes of a model's tensors, with the rows first.
 
-    keys: its layers have keys and values of their own
+    keys: whether its layers have keys and values of their own
     more: additional tensors
     """
     embd, head, width = of.embd, of.head_size, of.kv_heads * of.head_size

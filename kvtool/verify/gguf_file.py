@@ -1,6 +1,7 @@
-"""Read the header of a GGUF file, and find out whether the file is complete, without loading the model.
+"""Read the header of a GGUF file, and find out whether the file is complete. The model is not loaded.
 
-gguf.GGUFReader needs seconds for a vocabulary of 256000 words, and reads tensors as well. This reader skips both.
+gguf.GGUFReader is not used, because it also reads the tensors and needs seconds for a vocabulary of 256000 words. The
+reader here skips both.
 """
 
 import re
@@ -12,7 +13,8 @@ from typing import IO, Any
 
 from kvtool.errors import UsageError
 
-_SCALARS: Mapping[int, str] = dict(enumerate("BbHhIif?"))  # 0 to 7; 8 is a string, 9 an array
+# kinds 0 to 7 of a value are numbers, 8 is a string, 9 is an array
+_SCALARS: Mapping[int, str] = dict(enumerate("BbHhIif?"))
 _SCALARS = {**_SCALARS, 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST_KEYS = 1 << 20
@@ -21,16 +23,16 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 @dataclass(frozen=True)
 class Header:
-    """Hold the data of a model's header."""
+    """Hold what kvtool needs of a model's header."""
 
     arch: str
     name: str  # "" if the file has none
     context: int  # tokens that the model was trained for, 0 if unknown
-    n_bytes: int  # of all files of the model
+    n_bytes: int  # bytes of all files of the model together
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of a model. Raises UsageError if a file is missing, truncated or not GGUF."""
+    """Return the header of a model. Raise UsageError if a file is missing, truncated or not a GGUF file."""
     files = _files(path)
     headers = [_read_file(file) for file in files]
     keys = headers[0]
@@ -43,7 +45,7 @@ def read_header(path: Path) -> Header:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return all files of a model that may be split, in order."""
+    """Return all files of a model in order. A model can be split into several files."""
     if not path.is_file():
         why = "it is a directory" if path.is_dir() else "the file does not exist"
         raise UsageError(f"there is no model {path}", why=why, next_step="name a GGUF file, or a model of kvtool fetch")
@@ -58,7 +60,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Return the keys of one file. Arrays are left out."""
+    """Return the keys of one file and their values. Arrays are left out."""
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
@@ -105,7 +107,7 @@ def _key(file: IO[bytes]) -> tuple[str, Any]:
 
 
 def _value(file: IO[bytes], kind: int) -> Any:
-    """Return a scalar or a text. Skip an array, and return None."""
+    """Return a number or a text. For an array, skip it and return None."""
     if kind == _STRING:
         return _string(file)
     if kind != _ARRAY:
@@ -126,7 +128,7 @@ def _value(file: IO[bytes], kind: int) -> Any:
 
 
 def _tensor_end(file: IO[bytes]) -> int:
-    """Return the end of a tensor, in bytes after the start of all tensors."""
+    """Return where a tensor ends, in bytes after the start of all tensors."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     _string(file)
@@ -137,6 +139,7 @@ def _tensor_end(file: IO[bytes]) -> int:
     kind, offset = _unpack(file, "IQ")
     try:
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-    except (ValueError, KeyError):  # a type that is newer than the package gguf
+    # the package gguf does not know the type yet, so count no bytes for the tensor itself
+    except (ValueError, KeyError):
         return int(offset)
     return int(offset) + elements // block * block_bytes

@@ -1,7 +1,8 @@
-"""Store the findings of a run of hours as they arrive, so that an interrupted run can continue.
+"""Write each finding to a file when it arrives, so that an interrupted run of several hours can continue.
 
-The file is JSON Lines, a finding per line. Findings that passed without a remark are reused. Failed, skipped and
-partial checks run again, and so do unreadable lines, such as a truncated last line.
+The file is JSON Lines, with one finding per line. The next run reuses the findings that passed without a remark. Checks
+that failed, were skipped or ran only in part run again. So do checks whose line cannot be read, for example because the
+last line was cut off.
 """
 
 import contextlib
@@ -14,10 +15,10 @@ from kvtool.verify.checks import Check, Finding
 
 
 class Journal:
-    """Store the findings of one run below `work`.
+    """Store the findings of one run in a file in the folder `work`.
 
-    of: the fingerprint of its programs, models, circumstances and checks
-    known: by check id, the findings of an earlier run of the same
+    of: a hash of the programs, the models, the circumstances and the checks of the run; part of the file's name
+    known: the findings of an earlier run with the same hash, by the id of the check
     """
 
     def __init__(self, work: Path, of: str) -> None:
@@ -25,13 +26,14 @@ class Journal:
         self.known = {found.id: found for found in _read(self._file)}
 
     def add(self, _check: Check, finding: Finding) -> None:
-        """Keep a finding; written when this returns."""
+        """Write a finding to the file before this function returns."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a", encoding="utf-8") as out:
-            out.write(f"\n{json.dumps(to_plain(finding))}\n")  # ends a line that was cut off
+            # begin with a line end, in case the last line of an interrupted run was cut off
+            out.write(f"\n{json.dumps(to_plain(finding))}\n")
 
     def forget(self) -> None:
-        """Delete the findings after they were reported, so the next run starts from the beginning."""
+        """Delete the file after the findings were reported, so that the next run starts from the beginning."""
         self._file.unlink(missing_ok=True)
 
 
@@ -39,6 +41,6 @@ def _read(file: Path) -> Iterator[Finding]:
     for line in file.read_text("utf-8", "replace").splitlines() if file.is_file() else ():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             found = from_plain(Finding, json.loads(line))
-            # a reason after "passed" describes an omitted part, or another method
+            # if a check that passed has a reason, a part of it was left out or another method was used, so run it again
             if found.outcome is CheckOutcome.PASSED and not found.reason:
                 yield found

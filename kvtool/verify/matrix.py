@@ -1,11 +1,15 @@
-"""Plan `kvtool verify --matrix` (every kind of cache over every toy model), and make its table.
+"""Plan the checks of `kvtool verify --matrix`: every kind of cache on every toy (test model). Also make its table.
 
-For each toy: flash attention on with caches of f16, q8_0 and q4_0, and off with f16 (quantized V needs flash
-attention). Each runs with one sequence, four sequences with a stream each, and four in one stream. Each runs in host
-memory, where storage grows in place, and on the device if the build has one, where it grows by copy. In host memory,
-f16 also grows by copy (a copy moves bytes of any type). Each combination runs the checks that depend on it (CHECKS):
-`kvtool verify` without --matrix runs all checks on the usual cache. Pure: models in, checks out; findings in, a table
-out.
+Each toy runs with flash attention and a cache of f16, q8_0 and q4_0, and without flash attention and a cache of f16. A
+quantized V needs flash attention. Each of these runs with one sequence, with four sequences that have a stream each,
+and with four sequences in one stream.
+
+Each runs in host memory, where the cache grows in place. If the build has a device, each also runs there, where the
+cache grows by copy. In host memory, only f16 also runs with growth by copy, because a copy moves the bytes of all types
+in the same way.
+
+Each combination runs only the checks of CHECKS, because their results depend on the kind of cache. `kvtool verify`
+without --matrix runs all checks on the usual cache.
 """
 
 import itertools
@@ -19,7 +23,7 @@ from kvtool.verify.checks import Check, Finding
 from kvtool.verify.report import Tally, class_rows, tally
 
 CHECKS = "generate,copy,shift,state-self"
-# by name: the type, and kv-check's arguments
+# for each kind of cache its type and kv-check's arguments
 CACHES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     f"{type_}-fa-{fa}": (type_, ("-fa", fa, "-ctk", type_, "-ctv", type_))
     for fa, type_ in (("on", "f16"), ("on", "q8_0"), ("on", "q4_0"), ("off", "f16"))
@@ -29,18 +33,20 @@ SEQUENCES: Mapping[str, tuple[str, ...]] = {
     "4": ("--seqs", "4"),
     "4-unified": ("--seqs", "4", "--unified"),
 }
-# Upstream's RPC server aborts if it cannot shift a quantized K (MLA), and the following checks fail with it. On a
-# device, the shift is therefore a separate run, over one model of each class.
+# Upstream's RPC server aborts if it has to shift a quantized K of an MLA model, and all checks after the shift fail,
+# too. So on a device the shift is a run of its own, on one model of each memory class.
 DEVICE_CHECKS = {"f16": CHECKS, "q8_0": "generate,copy,state-self", "q4_0": "generate,copy,state-self"}
 COPIED = tuple(name for name, (type_, _) in CACHES.items() if type_ == "f16")
 
-# All types of upstream's -ctk and -ctv, in all pairs, once per way in which upstream rotates a quantized cache.
+# all types of upstream's -ctk and -ctv; every pair of them is tested, on one toy for each way of rotating a quantized
+# cache
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-# rotated by Hadamard matrices; a head size of 80, which is not; MLA, which has no V
+# a cache that is rotated by Hadamard matrices; a head size of 80, which cannot be rotated; and MLA, which has no V
 PAIR_TOYS = ("llama-dense", "laguna-moe", "deepseek2-moe")
 PAIR_CHECKS = "prompt,shift,state-self"
 
-# All its attention has a window, whose cache is small: only a window of full size grows.
+# All attention of this toy has a window. The caches of windows are small, so they grow only if the window has its full
+# size.
 MORE: dict[str, tuple[str, ...]] = {"lfm2-dense": ("--swa-full",)}
 
 _PREFIX = "matrix"
@@ -53,7 +59,10 @@ def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[s
 
 
 def _variants(toys: Sequence[Path], storage: str, more: tuple[str, ...], caches: Mapping[str, str]) -> list[Check]:
-    """Return the runs of one storage. caches: the checks of each kind of cache."""
+    """Return the checks for one kind of storage.
+
+    caches: the checks to run for each kind of cache
+    """
     return [
         _check(toy, cache, name, storage, (*CACHES[cache][1], *args, *more), which)
         for cache, which in caches.items()
@@ -63,7 +72,7 @@ def _variants(toys: Sequence[Path], storage: str, more: tuple[str, ...], caches:
 
 
 def in_memory(toys: Sequence[Path]) -> list[Check]:
-    """Return the runs in host memory: both ways to grow, and every pair of types."""
+    """Return the checks in host memory: growth in place, growth by copy, and every pair of types."""
     planned = _variants(toys, "inplace", ("--storage", "inplace"), dict.fromkeys(CACHES, CHECKS))
     planned += _variants(toys, "copy", ("--storage", "copy"), dict.fromkeys(COPIED, CHECKS))
     for toy, k, v in itertools.product(checks.named_toys(toys, PAIR_TOYS), TYPES, TYPES):
@@ -72,7 +81,7 @@ def in_memory(toys: Sequence[Path]) -> list[Check]:
 
 
 def on_device(toys: Sequence[Path], label: str) -> list[Check]:
-    """Return the runs on a device, which reports its kind of growth; growth is by copy."""
+    """Return the checks on a device. There the cache grows by copy, and kv-check reports how it grew."""
     which = {cache: DEVICE_CHECKS[type_] for cache, (type_, _) in CACHES.items()}
     alone = [cache for cache in CACHES if "shift" not in which[cache]]
     shifted = itertools.product(alone, checks.named_toys(toys, checks.CLASS_TOYS))
@@ -83,13 +92,16 @@ def on_device(toys: Sequence[Path], label: str) -> list[Check]:
 
 
 def _place(found: Finding) -> tuple[str, str]:
-    """(cache, storage) of a matrix run, both "" for any other."""
+    """Return the kind of cache and the storage of a matrix check; two empty strings for any other check."""
     parts = found.id.split("/")
     return (parts[3], parts[5]) if len(parts) == 6 and parts[2] == _PREFIX else ("", "")
 
 
 def _cell(of: Tally | None) -> str:
-    """Return a cell as "equal/possible", the equal runs without growth, and the failures; "" without runs."""
+    """Return a cell of the table: "equal/possible", then the equal runs without growth, then the failures.
+
+    Returns "" if there were no runs.
+    """
     if of is None:
         return ""
     flat = f", {of.same - of.grown} not grown" if of.same > of.grown else ""
@@ -98,9 +110,9 @@ def _cell(of: Tally | None) -> str:
 
 
 def judge_grown(findings: Sequence[Finding], least: int = 0) -> Finding:
-    """Fail if a model grows in one kind of cache but not in all, or if fewer than `least` models grow.
+    """Fail if a model grows with one kind of cache but not with all, or if fewer than `least` models grow.
 
-    Without growth, a comparison would be "equal" without proving anything.
+    Without growth, a comparison is "equal" but proves nothing.
     """
     equal = [f for f in findings if f.outcome is CheckOutcome.PASSED and all(_place(f))]
     growing = {f.model for f in equal if f.grown}
@@ -114,12 +126,13 @@ def judge_grown(findings: Sequence[Finding], least: int = 0) -> Finding:
 
 
 def table(findings: Iterable[Finding]) -> str:
-    """Return the Markdown table: a row per memory class, a column per cache and storage; "" without a matrix run.
+    """Return the result as a Markdown table; "" if no check of the matrix ran.
 
-    A cell has the runs with equal bits / the runs that a static cache supports, and the number of runs without
-    growth. It counts the models of the class, with one sequence, four streams, and four sequences in one stream.
+    The table has a row for each memory class, and a column for each kind of cache and storage. A cell has the number of
+    runs with equal bits, the number of runs that a static cache supports, and the number of runs without growth. It
+    counts all models of the class, with one sequence, with four streams, and with four sequences in one stream.
     """
-    # runs that a static cache cannot do have no class: without a context, the log names none
+    # if a static cache cannot do a run, no context is created, so the log has no memory class
     could = [f for f in findings if f.outcome is not CheckOutcome.SKIPPED and _place(f)[1] not in ("", "pair")]
     rows = class_rows(could, _place)
     places = {place for row in rows for place in row.variants}
@@ -132,6 +145,6 @@ def table(findings: Iterable[Finding]) -> str:
 
 
 def pairs(findings: Iterable[Finding]) -> str:
-    """Return one line about the runs over pairs of types; "" without any."""
+    """Return one line about the runs over pairs of types; "" if there were none."""
     found = [f for f in findings if _place(f)[1] == "pair"]
     return f"Pairs of -ctk and -ctv ({', '.join(PAIR_TOYS)}): {_cell(tally(found))} equal.\n" if found else ""

@@ -1,15 +1,16 @@
-"""Make the models for verify: upstream's toys, toys with a real tokenizer, and a real cache geometry.
+"""Make the test models of `kvtool verify`. All weights are random.
 
-All weights are random and deterministic: the same binaries and seeds produce the same files.
+The same binaries and seeds always give the same files. There are three kinds:
 
-- toys: `test-llama-archs -o DIR` of the tested tree writes one or two models per architecture (127 at v0.5.0, about
-  880 MiB). They are kept until the binaries change.
-- text models: a toy whose token embeddings are widened to a vocabulary file of upstream's tree, so that it reads and
-  writes text. The geometry is the toy's, so this works for every architecture and upstream, without a list of
-  parameters here. The weights are drawn again: the toys' own are so small (norms around 0, scales around 0.05) that
-  attention hardly affects the output, and a text that ignores its prompt proves nothing.
-- cache geometry: the attention layers of a large model (count, KV heads, head size), everything else tiny. To compare
-  the cost of a cache with the rest of a call, the whole geometry of a small model.
+- toys: `test-llama-archs -o DIR` of the tested tree writes one or two tiny models for each architecture (127 at v0.5.0,
+  about 880 MiB). They are kept until the binaries change.
+- text models: a toy that can read and write text. Its token embeddings are widened to the size of a vocabulary file of
+  upstream's tree. Its other dimensions stay, so this works for every architecture and upstream tag without a list of
+  parameters here. Its weights are drawn again, because the toy's own weights are too small (norms around 0, scales
+  around 0.05). With them, attention hardly affects the output, and a text that ignores its prompt proves nothing.
+- cache models: their cache is as large as that of a large model (number of attention layers, KV heads, head size), and
+  everything else is tiny. To compare the cost of a cache with the rest of a call, all dimensions are those of a small
+  model.
 """
 
 import hashlib
@@ -26,18 +27,22 @@ from kvtool import process
 from kvtool.errors import VerifyError
 from kvtool.project import Project
 
-TOY_SEED = 1  # test-llama-archs draws a random seed by default
-VOCABULARY = "ggml-vocab-llama-spm.gguf"  # 32000 tokens, 0.7 MB, the smallest real one, in every tree since 2024
+TOY_SEED = 1  # used instead of the random seed that test-llama-archs would draw
+VOCABULARY = "ggml-vocab-llama-spm.gguf"  # the smallest real vocabulary, in every tree since 2024: 32000 tokens, 0.7 MB
 _MAKING_SECONDS = 3600.0
-CONTEXT = 8192  # n_ctx_train of a spoken model: the server caps its slots there
+CONTEXT = 8192  # n_ctx_train of a text model; llama-server limits its slots to it
 
 
 class Geometry(NamedTuple):
-    """Hold the numbers that decide the bytes of a KV cache, and the rest of a model's geometry.
+    """Hold the dimensions of a model. The first ones decide the bytes of its KV cache.
 
-    layers, kv_heads, head_size: attention layers, KV heads, elements per head
-    heads: attention heads (0: as many as KV heads)
-    embd, ffn, vocab: lengths of a token's embedding and of a feed-forward layer, words of the vocabulary
+    layers: the number of layers with attention
+    kv_heads: the number of KV heads
+    head_size: the number of elements of a head
+    heads: the number of attention heads; 0 means as many as KV heads
+    embd: the length of a token's embedding
+    ffn: the length of a feed-forward layer
+    vocab: the number of words in the vocabulary
     """
 
     name: str
@@ -50,20 +55,21 @@ class Geometry(NamedTuple):
     vocab: int = 256
 
     def bytes_per_cell(self) -> int:
-        """K and V of one token over all layers, in f16."""
+        """Return the bytes of K and V of one token in all layers, in f16."""
         return 2 * self.layers * self.kv_heads * self.head_size * 2
 
 
 QWEN35_27B = Geometry("Qwen3.5-27B", layers=16, kv_heads=4, head_size=256)
-# all of it: of the models that are in use one of the smallest, so what its cache costs weighs most
+# All dimensions of one of the smallest models in use. Its other calculations are cheap, so the cost of its cache is a
+# large share.
 SMOLLM2_135M = Geometry("SmolLM2-135M", 30, 3, 64, heads=9, embd=576, ffn=1536, vocab=49152)
 
 
 def workplace(project: Project, name: str, *, applied: bool) -> Path:
-    """Return the folder for a command's models and logs, which its next run finds again.
+    """Return the folder for the models and logs of a command. The next run of the command uses the same folder.
 
-    It is in the build directory of the applied tree. With --bin, it is in the user's cache: `kvtool apply` refuses a
-    non-empty tree, and DIR may be read-only.
+    It is in the build directory of the patched tree. With --bin, it is in the user's cache instead, because `kvtool
+    apply` refuses a folder that is not empty, and the folder of --bin may be read-only.
     """
     work = (project.tree / "build" if applied else project.cache) / name
     work.mkdir(parents=True, exist_ok=True)
@@ -71,7 +77,7 @@ def workplace(project: Project, name: str, *, applied: bool) -> Path:
 
 
 def fingerprint(paths: Sequence[Path], *extra: str) -> str:
-    """Return 12 hex digits of a hash over the files and the extra words; a missing file counts as empty."""
+    """Return 12 hex digits of a hash of the files and the extra words. A missing file counts as empty."""
     digest = hashlib.sha256()
     for path in sorted(paths):
         digest.update(path.name.encode() + b"\0")
@@ -83,22 +89,27 @@ def fingerprint(paths: Sequence[Path], *extra: str) -> str:
 
 
 def programs(binary: Path) -> list[Path]:
-    """Return the binary and the llama and ggml libraries next to it, each once (links are followed)."""
+    """Return the binary and the llama and ggml libraries next to it. A library with several links is returned once."""
     known = ("libllama.", "libggml", "llama.dll", "ggml")
     beside = [p for p in binary.parent.iterdir() if p.name.startswith(known)]
     return sorted({p.resolve() for p in [binary, *beside] if p.is_file()})
 
 
 def toys(generator: Path, work: Path, on_progress: Callable[[int], None] = lambda _made: None) -> tuple[Path, ...]:
-    """Return upstream's toy models by name; generate them under `work` unless these binaries already did.
+    """Return the paths of upstream's toy models, sorted by name.
 
-    An older generation is removed, because each needs almost a GiB. on_progress receives the number of models so far.
+    Generate them under `work`, unless the same binaries did.
+
+    Toys of other binaries are removed, because they need almost a GiB.
+
+    on_progress: called with the number of models so far
+
     Raises VerifyError if the generator fails or writes nothing.
     """
     home = work / f"toys-{fingerprint(programs(generator), str(TOY_SEED))}"
     if not home.is_dir():
         work.mkdir(parents=True, exist_ok=True)
-        # also the unfinished work of a killed run; another process may still write a younger folder
+        # also remove what a killed run left; a newer folder may belong to a process that is still writing
         killed = (made for made in work.glob("making-*") if time.time() - made.stat().st_mtime > _MAKING_SECONDS)
         for stale in (*work.glob("toys-*"), *killed):
             shutil.rmtree(stale, ignore_errors=True)
@@ -107,8 +118,8 @@ def toys(generator: Path, work: Path, on_progress: Callable[[int], None] = lambd
             out.mkdir()
             _generate(generator, out, on_progress)
             try:
-                out.rename(home)  # so a half-written folder never has that name
-            except OSError:  # not empty: another run was faster
+                out.rename(home)  # rename it last, so that a half-written folder never has the final name
+            except OSError:  # the folder is not empty, because another process was faster
                 if not home.is_dir():
                     raise
     return tuple(sorted(home.glob("*.gguf")))
@@ -127,19 +138,23 @@ def _generate(generator: Path, out: Path, on_progress: Callable[[int], None]) ->
 
 
 def text_model(toy: Path, vocabulary: Path, work: Path, seed: int = 1) -> Path:
-    """Return a copy of the toy with the vocabulary's tokens and weights from the seed; cached by content.
+    """Return a copy of the toy with the tokens of the vocabulary and with weights drawn from the seed.
 
-    Raises VerifyError if a file is invalid.
+    The copy is made once for the same contents. Raises VerifyError if a file is invalid.
     """
     out = work / f"spoken-{toy.stem}-{fingerprint([toy, vocabulary, Path(__file__)], str(seed))}.gguf"
     if not out.is_file():
-        for stale in set(work.glob(f"spoken-{toy.stem}-????????????.gguf")) - {out}:  # another process may be making it
+        # do not delete `out` itself, because another process may be writing it
+        for stale in set(work.glob(f"spoken-{toy.stem}-????????????.gguf")) - {out}:
             stale.unlink(missing_ok=True)
     return cached_model(out, lambda path: _graft(toy, vocabulary, path, seed))
 
 
 def cached_model(out: Path, write: Callable[[Path], None]) -> Path:
-    """Let `write` make the file under another name, then rename: a killed run leaves nothing that looks finished."""
+    """Write a file under a temporary name, and rename it at the end. Return its path.
+
+    So if kvtool is killed, no half-written file has the final name. An existing file is not written again.
+    """
     if out.is_file():
         return out
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +168,7 @@ def cached_model(out: Path, write: Callable[[Path], None]) -> Path:
 
 
 def read_model(path: Path) -> Any:
-    """Return a GGUFReader. Raises VerifyError if the file is not a GGUF file."""
+    """Return a GGUFReader of the file. Raise VerifyError if it is not a GGUF file."""
     from gguf import GGUFReader  # its import of numpy costs 0.1 s, so only verify imports it
 
     try:
@@ -163,7 +178,7 @@ def read_model(path: Path) -> Any:
 
 
 def copy_keys(reader: Any, writer: Any, keep: Callable[[str], bool]) -> None:
-    """Copy the keys that `keep` accepts from a GGUFReader to a GGUFWriter, except the keys of the format itself."""
+    """Copy the keys that `keep` accepts from a GGUFReader to a GGUFWriter. The keys of the file format are left out."""
     from gguf import GGUFValueType
 
     for name, field in reader.fields.items():
@@ -172,7 +187,7 @@ def copy_keys(reader: Any, writer: Any, keep: Callable[[str], bool]) -> None:
         value = field.contents() if field.data else None
         if field.types[0] != GGUFValueType.ARRAY:
             writer.add_key_value(name, value, field.types[0])
-        elif value:  # the writer has no way to write an empty array, and none of upstream's readers misses one
+        elif value:  # the writer cannot write an empty array; no reader of upstream needs one
             writer.add_key_value(name, value, GGUFValueType.ARRAY, field.types[1])
 
 
@@ -192,33 +207,35 @@ def _graft(toy: Path, vocabulary: Path, out: Path, seed: int) -> None:
     for name, number in resized.items():
         writer.add_uint32(name, number)
     for tensor in body.tensors:
-        if not tensor.name.endswith((".scale", ".input_scale")):  # optional, and they weaken attention
+        # left out: these scales are optional, and they would weaken attention
+        if not tensor.name.endswith((".scale", ".input_scale")):
             writer.add_tensor(tensor.name, _weights(tensor, n_vocab, seed))
     seal(writer)
 
 
 def _weights(tensor: Any, n_vocab: int, seed: int) -> Any:
-    """Random weights for one tensor, scaled so that a signal keeps its size from layer to layer.
+    """Return random weights for one tensor. Their scale keeps the size of a signal from layer to layer.
 
-    The random numbers depend only on the name, so that a new tensor of upstream does not change the others. Queries and
-    keys get a gain, which makes attention pick a few positions instead of averaging over all.
+    The random numbers depend only on the tensor's name, so a new tensor of upstream does not change the others. The
+    weights of queries and keys are larger. This makes attention choose a few positions instead of averaging over all.
     """
     import numpy as np
 
     name: str = tensor.name
-    shape = [int(n) for n in tensor.shape][::-1]  # gguf's order is fastest first, numpy's last
+    shape = [int(n) for n in tensor.shape][::-1]  # GGUF stores the fastest dimension first, numpy last
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     if name in ("token_embd.weight", "output.weight"):
         drawn = rng.standard_normal((n_vocab, shape[1]), dtype=np.float32)
         if name == "token_embd.weight":
-            return drawn.astype(np.float16)  # only looked up, so half the size costs nothing
-        # 32 bits: with f16 weights the activations are rounded to f16 as well, and that rounding turns the last bits
-        # in which two batch sizes differ into changed texts.
+            # this tensor is only looked up, so half the size does not change the results
+            return drawn.astype(np.float16)
+        # This tensor has 32 bits. With f16 weights, the activations are rounded to f16, too. Two batch sizes differ in
+        # the last bits, and this rounding would turn such a difference into a different text.
         return drawn * np.float32(8 / np.sqrt(shape[1]))
     if "norm" in name and name.endswith(".weight"):
         centre = 2.0 if "q_norm" in name or "k_norm" in name else 1.0
         return (centre + 0.1 * rng.standard_normal(shape)).astype(np.float32)
-    if len(shape) < 2:  # biases, and state-space vectors whose sign matters
+    if len(shape) < 2:  # copy biases, and vectors of state-space models, whose sign matters
         return np.array(tensor.data)
     gain = 2.0 if "attn_q" in name or "attn_k" in name else 1.0
     drawn = gain / np.sqrt(shape[-1]) * rng.standard_normal(shape, dtype=np.float32)
@@ -226,7 +243,10 @@ def _weights(tensor: Any, n_vocab: int, seed: int) -> Any:
 
 
 def random_weight(name: str, shape: tuple[int, ...]) -> Any:
-    """Random numbers for the tensor of this name: 1 and a little for a vector, else what keeps a signal's size."""
+    """Return random numbers for a tensor of this name and shape.
+
+    A vector has numbers near 1. The numbers of a matrix are scaled so that a signal keeps its size.
+    """
     import numpy as np
 
     drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, dtype=np.float32)
@@ -234,7 +254,7 @@ def random_weight(name: str, shape: tuple[int, ...]) -> Any:
 
 
 def attention_keys(geometry: Geometry, context: int) -> dict[str, Any]:
-    """Return the keys that all models of this module have."""
+    """Return the keys that all models made here have."""
     return {
         "block_count": geometry.layers,
         "context_length": context,
@@ -252,11 +272,11 @@ def attention_keys(geometry: Geometry, context: int) -> dict[str, Any]:
 def write_model(
     out: Path, arch: str, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, half: bool = False
 ) -> Path:
-    """Write a model without a tokenizer once, and return it.
+    """Write a model without a tokenizer, unless it exists, and return its path.
 
-    keys: those of its architecture
-    shapes: of its tensors, rows first
-    half: matrices in f16
+    keys: the keys of its architecture
+    shapes: the shapes of its tensors, with the rows first
+    half: store matrices as f16
     """
     from gguf import GGUFValueType as Kind
     from gguf import GGUFWriter
@@ -277,7 +297,10 @@ def write_model(
 
 
 def cache_model(geometry: Geometry, work: Path, context: int = 262144) -> Path:
-    """Return a model with this geometry (about 10 MB for Qwen3.5-27B's cache alone); cached by name."""
+    """Return a model with these dimensions. It is made once for each name.
+
+    A model with only the cache of Qwen3.5-27B has about 10 MB.
+    """
     g = geometry
     size = f"-{g.embd}x{g.ffn}x{g.vocab}" if g.heads else ""
     q, kv = (g.heads or g.kv_heads) * g.head_size, g.kv_heads * g.head_size
@@ -293,7 +316,7 @@ def cache_model(geometry: Geometry, work: Path, context: int = 262144) -> Path:
 
 
 def seal(writer: Any) -> None:
-    """Write everything that a GGUFWriter was given, and close its file."""
+    """Write everything that was added to a GGUFWriter, and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

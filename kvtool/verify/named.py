@@ -1,4 +1,4 @@
-"""The tests that series.toml names for a patch: verify's kinds of check by their name, C++ unit tests by theirs."""
+"""Find and run the tests that series.toml names for a patch: kinds of checks of verify, and C++ unit tests."""
 
 import json
 from collections.abc import Collection
@@ -16,19 +16,19 @@ UNIT_SECONDS = 600.0
 
 
 def unit_tests(cpp: Path) -> tuple[str, ...]:
-    """Return the C++ unit tests of cpp/, by their names in ctest."""
+    """Return the names of the C++ unit tests of cpp/, as ctest lists them."""
     return tuple(sorted(path.stem for path in (cpp / "tests").glob("test-*.cpp")))
 
 
 def known_tests(cpp: Path) -> tuple[str, ...]:
-    """Return the names of all tests that series.toml may list."""
+    """Return all names of tests that may be in series.toml."""
     return (*CHECK_KINDS, *unit_tests(cpp))
 
 
 def tests_of(patches: Collection[Patch], patch_id: str, cpp: Path) -> frozenset[str]:
-    """Return the tests that series.toml names for a patch.
+    """Return the names of the tests that series.toml lists for a patch.
 
-    Raises UsageError for an unknown patch, a patch without tests, or an unknown test.
+    Raises UsageError if the patch is unknown, has no tests, or names an unknown test.
     """
     patch = patch_named(patches, patch_id)
     if not patch.tests:
@@ -41,16 +41,17 @@ def tests_of(patches: Collection[Patch], patch_id: str, cpp: Path) -> frozenset[
     return frozenset(patch.tests)
 
 
-# The group of series.toml that a kind of check needs in the tree. Every other kind needs the flag, which is in `core`.
+# Some kinds of checks need a group of patches in the tree. Kinds that are not listed need the flag --kv-dynamic, which
+# is in the group `core`.
 NEEDED_GROUP = {"retype": "types", "parts": "server"}
 
 
 def kinds_for(kinds: Collection[str], groups: Collection[str]) -> tuple[str, ...]:
-    """Return the kinds of check that apply to a tree with some groups; all of them for the whole series."""
+    """Return those kinds of checks that can run in a tree with some groups. Without groups, all of them can."""
     return tuple(kind for kind in kinds if not groups or NEEDED_GROUP.get(kind, "core") in groups)
 
 
-# What each kind of check over toys runs.
+# the program that each kind of check runs
 PROGRAMS = {
     "kv-check": "kv-check",
     "retype": "kv-check",
@@ -62,7 +63,10 @@ PROGRAMS = {
 
 
 def targets(kinds: Collection[str], cpp: Path) -> tuple[str, ...]:
-    """Return the build targets for these names; always kv-check, because it also lists the devices."""
+    """Return the build targets for these kinds of checks and unit tests.
+
+    kv-check is always one of them, because it also lists the devices.
+    """
     programs = [name for kind, run in PROGRAMS.items() if kind in kinds for name in ("test-llama-archs", run)]
     units = [name for name in unit_tests(cpp) if name in kinds]
     return tuple(dict.fromkeys(("kv-check", *programs, *units)))
@@ -70,7 +74,7 @@ def targets(kinds: Collection[str], cpp: Path) -> tuple[str, ...]:
 
 @trial
 def unit(check: Check) -> Finding:
-    """Run one C++ unit test, the check's model; it passes with exit code 0."""
+    """Run one C++ unit test, the check's `model`. It passes if its exit code is 0."""
     done = run_trial(check, [check.model])
     if done.returncode == 0:
         return passed(check, "exit code 0")
@@ -81,9 +85,9 @@ def unit(check: Check) -> Finding:
 
 @trial
 def preset(check: Check, cmake: Path | None) -> Finding:
-    """Check that CMake can read a tree's presets, and that the file has the preset for Metal.
+    """Check that CMake can read a tree's presets, and that the preset for Metal is among them.
 
-    The preset's condition may hide it on this machine.
+    The preset is read from the file, because CMake hides it on machines that do not meet its condition.
     """
     if cmake is None:
         return skipped(check, "cmake is not installed; kvtool doctor explains the installation")

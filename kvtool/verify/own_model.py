@@ -1,7 +1,7 @@
 """Compare a static and a dynamic cache on a model of the user: logits, texts of llama-server, memory and speed.
 
-Only one program runs at a time, and each program loads the model once. So a model that fits into the memory once is
-enough: the static side ends before the dynamic side starts.
+The static side ends before the dynamic side starts, so only one program runs at a time. Each program loads the model
+once. So the machine needs memory for the model only once.
 """
 
 import itertools
@@ -25,13 +25,13 @@ from kvtool.verify.talk import Pair
 from kvtool.verify.trial import Failed
 
 DEFAULT_CONTEXT, LEAST_CONTEXT = 8192, 1024
-_SMALL = 2**30  # bytes of a model that is quick enough for the longer checks
-_COMPUTE = 512 * 2**20  # bytes to allow for compute buffers, the server and its saved states
+_SMALL = 2**30  # models with fewer bytes are fast enough for the longer checks
+_COMPUTE = 512 * 2**20  # bytes for compute buffers, the server and its saved states
 _SIDE_SECONDS = 3600.0
 _UNKNOWN_ARCH = re.compile(r"unknown model architecture: '([^']*)'")
 _LOAD_ERROR = re.compile(r"error loading model[^:]*: (.*)")
 
-# What part of a memory class cannot grow.
+# For each memory class, which part of the cache grows.
 LIMITS: Mapping[str, str] = {
     "plain": "The whole cache grows and shrinks with the conversation.",
     "iSWA": "Both caches grow. The cache of the sliding window never exceeds its window, so it saves less.",
@@ -49,19 +49,19 @@ LIMITS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """Hold a model to verify and its settings."""
+    """Hold a model to check, and its settings."""
 
     file: Path
     header: Header
     context: int
-    gpu_layers: int | None = None  # None: all of them on a GPU build
+    gpu_layers: int | None = None  # number of layers on the GPU; None: all layers, if the build supports a GPU
     draft: Path | None = None
     projector: Path | None = None
     quick: bool = False
 
     @property
     def is_small(self) -> bool:
-        """Return True if the model file is small enough for all checks."""
+        """Return True if the model is small enough for the longer checks."""
         return self.header.n_bytes <= _SMALL
 
     @property
@@ -77,13 +77,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was found out about one model."""
+    """Hold the results of all checks of one model."""
 
     file: Path
     arch: str
     memory_class: str
     context: int
-    needed_bytes: int  # that were announced before the first program started
+    needed_bytes: int  # bytes that the checks need, as printed before the first program started
     findings: tuple[Finding, ...]
     memory: tuple[Pair, ...]
     speed: tuple[Pair, ...]
@@ -93,9 +93,10 @@ class Report:
 def subject(
     file: Path, context: int = 0, gpu_layers: int | None = None, *, quick: bool = False, **more: Path | None
 ) -> Subject:
-    """Return a model to verify. Raises UsageError if a file is missing, truncated or not GGUF.
+    """Return a model to check. Raise UsageError if a file is missing, truncated or not a GGUF file.
 
-    context 0: 8192 tokens, or fewer if the model was trained for fewer. more: draft and projector.
+    context: the size of the context in tokens; 0 means 8192, or fewer if the model was trained for fewer
+    more: the paths of the draft model and the projector, None for none
     """
     header = read_header(file)
     for other in filter(None, more.values()):
@@ -108,9 +109,9 @@ def subject(
 
 
 def cache_bytes(kv_check: Path, what: Subject) -> int:
-    """Return the bytes of the static cache. Loads no weights.
+    """Return the bytes of the static cache. The weights are not loaded.
 
-    Raises UsageError if libllama does not know the architecture, or refuses the model.
+    Raises UsageError if libllama does not know the architecture or refuses the model.
     """
     argv: list[str | Path] = [kv_check, "-m", what.file, "--memory", "--no-alloc", "-v", "-c", str(what.context)]
     done = process.capture(argv, check=False, timeout=300)
@@ -126,7 +127,7 @@ def cache_bytes(kv_check: Path, what: Subject) -> int:
 
 
 def announce_memory(what: Subject, cache: int, console: Console, *, in_host_memory: bool) -> int:
-    """Print the memory that the check needs, and return the bytes.
+    """Print how much memory the checks need, and return the bytes.
 
     Raises UsageError if the machine has less memory.
     """
@@ -145,20 +146,20 @@ def _gib(n_bytes: int) -> str:
 
 @dataclass
 class Comparison:
-    """The checks of one model. Call run() once."""
+    """Run all checks of one model. Call run() only once."""
 
     what: Subject
     bin_dir: Path
     work: Path
     on: Device
     cache: int  # bytes of the static cache
-    text: Path  # real text, at least 60 KB
+    text: Path  # path of real text, at least 60 KB
     memory_class: str = ""
     _grew: bool = False
     _found: list[Finding] = field(default_factory=list)
 
     def run(self, console: Console, needed: int) -> Report:
-        """Run every check, one after the other."""
+        """Run all checks, one after the other, and return the report."""
         what = self.what
         planned = self._kv_checks()
         with console.progress(f"comparing {what.file.name}", len(planned) + 2) as bar:
@@ -180,7 +181,10 @@ class Comparison:
     # --- kv-check -----------------------------------------------------------------------------------------------
 
     def _kv_checks(self) -> list[Check]:
-        """Return the runs of kv-check: the first one is longer, the others change how the cache grows or is stored."""
+        """Return the checks with kv-check.
+
+        The first one decodes more tokens. The others change how the cache grows or how its cells are stored.
+        """
         long = self.what.is_small and not self.what.quick
         decode = ("--checks", "prompt,generate")
         first = ("--fill", str(min(700, self.what.context - 250))) if long else ()
@@ -209,7 +213,7 @@ class Comparison:
         return self.bin_dir / "kv-check"
 
     def _kv_check(self, check: Check) -> Finding:
-        """Run kv-check on the device, and keep the title of the check and the memory class of the model."""
+        """Run kv-check on the device. Keep the title of the check and the memory class of the model."""
         found = kv_check(check, self._kv_check_program, lane=self.on.lanes[0])
         if found.outcome is CheckOutcome.PASSED and not found.reason:
             found = replace(found, reason=f"{found.details.get('values', 0) / 1e6:.1f} million values")
@@ -240,7 +244,10 @@ class Comparison:
     # --- kv-bench -----------------------------------------------------------------------------------------------
 
     def _speed(self) -> tuple[Pair, ...]:
-        """Return tokens per second of both sides, measured call by call in turns within one process."""
+        """Return the tokens per second of a static and a dynamic context.
+
+        Both contexts are in one process and are called alternately.
+        """
         what = self.what
         threads = 1 if what.is_small else cores()
         rounds, batches, tokens = (4, 3, 16) if what.is_small else (1, 1, 4)
@@ -256,12 +263,12 @@ class Comparison:
         )
 
     def _bench_device(self) -> list[str]:
-        """Return the device argument for kv-bench."""
+        """Return the argument that chooses the device in kv-bench."""
         return ["-dev", self.on.tools[1]] if self.on.tools else []
 
 
 def _speeds(pairs: Sequence[Mapping[str, Any]], kind: str, cores_used: int) -> tuple[float | None, float | None]:
-    """Return tokens per second of the static and the dynamic side, without the calls in which the cache grew."""
+    """Return the tokens per second of both contexts. Calls in which the cache grew are left out."""
     chosen = [pair for pair in pairs if pair["kind"] == kind and not pair["n_grow"]]
     tokens = sum(pair["n_tokens"] for pair in chosen)
     seconds = [sum(pair[side] for pair in chosen) / cores_used for side in ("base", "test")]
@@ -270,14 +277,14 @@ def _speeds(pairs: Sequence[Mapping[str, Any]], kind: str, cores_used: int) -> t
 
 
 def documentation() -> list[str]:
-    """Return the chapters on the language that every Python contains."""
+    """Return the chapters about the Python language that every Python contains."""
     from pydoc_data.topics import topics
 
     return [topics[name] for name in sorted(topics)]
 
 
 def write_text(path: Path) -> Path:
-    """Write 60 KB of real text: the chapters on the language that every Python contains."""
+    """Write 60 KB of real text: chapters about the Python language that every Python contains."""
     chapters = itertools.accumulate(documentation())
     text = next((so_far for so_far in chapters if len(so_far) > 60_000), "".join(documentation()))
     if len(text) < 10_000:

@@ -1,7 +1,8 @@
 """Check that llama-server's answers do not change while its projector and its draft model are loaded and unloaded.
 
-The reference server has both all the time. The other server starts without them, loads, swaps and unloads them, and
-grows its cache. All requests run one after the other, so the answers are equal to the bit.
+One server has both all the time; its answers are the reference. The other server starts without them. It loads them,
+exchanges one for the other, unloads them, and its cache grows. All requests run one after the other, so the answers
+must be equal to the last bit.
 """
 
 from pathlib import Path
@@ -18,7 +19,7 @@ _ARGS = "-c 4096 -np 1 -t 1 -lv 4 --cache-ram 0 --chat-template chatml --spec-ty
 
 
 class _Said(NamedTuple):
-    """One answer. drafted: part of it came from the draft."""
+    """Hold one answer. `drafted` is True if the draft model wrote a part of it."""
 
     text: str
     drafted: bool
@@ -26,11 +27,11 @@ class _Said(NamedTuple):
 
 @trial
 def check_load_unload(check: Check, binary: Path, work: Path) -> Finding:
-    """Compare a text and an answer about an image, in every state of the projector and the draft that has both."""
+    """Compare a text, and an answer about an image, in every state of the projector and the draft model."""
     if LAZY[0] not in run_side(check, [binary, "--help"], dynamic=False).stdout:
         return skipped(check, "this llama-server cannot load and unload a projector")
     sight = projector(check.model, work)
-    # the model drafts for itself: all that it drafts is accepted, so each text has some
+    # the model is its own draft model, so all drafted tokens are accepted, and each text has some
     argv = [*_ARGS.split(), "--mmproj", str(sight), "-md", str(check.model), *check.args]
     log = work / f"{check.id.replace('/', '-')}.log"
     with failing("static-fails"), llama_server(binary, check.model, argv, log) as server:
@@ -65,7 +66,8 @@ def _write(server: LlamaServer) -> _Said:
 
 def _look(server: LlamaServer) -> _Said:
     said = _ask(server, [{"type": "text", "text": prompt(1, 20)}, image_url(1)])
-    return _Said(said.text, drafted=False)  # whether a draft follows an image is the server's affair
+    # the server decides whether it drafts after an image, so do not compare that
+    return _Said(said.text, drafted=False)
 
 
 def _expect(expected: _Said, said: _Said, when: str) -> None:

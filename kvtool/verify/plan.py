@@ -1,4 +1,4 @@
-"""Which checks verify runs. Pure: models and options in, checks out."""
+"""Choose the checks that verify runs, from the models and the options. Nothing is run here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,16 +17,19 @@ from kvtool.verify.checks import (
 from kvtool.verify.conversation import BATCHED
 
 TRAINED = "llama-dense"
-TRAINING = ("--train", "--checks", "train", "-ctk", "f32", "-ctv", "f32")  # the types that upstream can train
-SERVED = ("llama-dense", "qwen35-dense", "gemma3-dense")  # plain, hybrid, iSWA: the classes that people serve
+# upstream can train only caches of these types
+TRAINING = ("--train", "--checks", "train", "-ctk", "f32", "-ctv", "f32")
+# models of the memory classes that most people use in a server: plain, hybrid, iSWA
+SERVED = ("llama-dense", "qwen35-dense", "gemma3-dense")
 QUANTIZED = ("llama-dense", "qwen35-dense")
 
 
 def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool, by_copy: bool = False) -> list[Check]:
-    """Return the runs of kv-check.
+    """Return the checks with kv-check.
 
-    chosen: the user named the toys, so quick runs all of them
-    by_copy: the cache may grow by copy, and all caches that can grow must grow
+    quick: run short checks on a few toys (test models)
+    chosen: the user named the toys, so quick uses all of them
+    by_copy: the cache grows by copy, so decode more tokens until all caches that can grow have grown
     """
     short = ("--quick",)
     if quick and chosen:
@@ -37,7 +40,8 @@ def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool, by_copy: bool 
             *toy_checks(named_toys(toys, CHEAP_TOYS), short, ("off",)),
             *toy_checks(named_toys(toys, WINDOW_TOYS[:1]), ("--swa-full", *short), ("on",)),
         ]
-    # Both cross 256, 512 and 1024 cells; the long run splits its batches in more ways and fills twice as much.
+    # Both runs cross the sizes 256, 512 and 1024. The long run divides its tokens into batches in more ways, and fills
+    # twice as many cells.
     planned = toy_checks(toys, flash=("on",))
     if by_copy:
         planned = [replace(check, args=(*check.args, *long_fill_args(check.model))) for check in planned]
@@ -48,14 +52,16 @@ def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool, by_copy: bool 
 
 
 RETYPE = ("--checks", "retype")
-RETYPE_BYTES = ("--checks", "retype-bits,retype-generate")  # for the classes whose models need minutes
+RETYPE_BYTES = ("--checks", "retype-bits,retype-generate")  # for the memory classes whose models need minutes
 IN_PLACE, BY_COPY, STREAMS = ("--storage", "inplace"), ("--storage", "copy"), ("--seqs", "4")
 
 
 def retypes(toys: Sequence[Path], *, quick: bool) -> list[Check]:
-    """Return the checks of type changes: in place and by copy, four streams, and transposed V (no flash attention).
+    """Return the checks of type changes: in place, by copy, with four streams, and without flash attention.
 
-    quick: two toys, and only one of them for four streams, which need four times as long
+    Without flash attention, V is stored transposed.
+
+    quick: use two toys (test models), and only one of them for four streams, which need four times as long
     """
     few = named_toys(toys, CHEAP_TOYS[:2]) if quick else toys
     first, second = (named_toys(toys, CHEAP_TOYS[i : i + 1]) if quick else toys for i in (0, 1))
@@ -77,14 +83,17 @@ def retypes(toys: Sequence[Path], *, quick: bool) -> list[Check]:
 
 
 def draft(name: str, model: Path, *args: str) -> Check:
-    """Return kv-check's comparison of a draft next to a model; args select the draft."""
+    """Return the check in which kv-check compares a draft model next to a model. `args` select the draft."""
     return Check(f"kv-check/{name}/draft", "kv-check", model, args=("-fa", "on", *args, "--checks", "draft"))
 
 
 def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
-    """Return the checks of programs that generate text, over text models by toy name, cheap ones first.
+    """Return the checks of programs that generate text, on text models by the name of their toy.
 
-    single: one request at a time, every default as it is; batched and unified: concurrent requests (conversation.py).
+    The cheap ones are first. "single" sends one request at a time and uses every default. "batched" and "unified" send
+    requests that run together (see conversation.py).
+
+    quick: leave the slow checks out
     """
     planned = [Check(f"completion/{name}", "completion", path) for name, path in speakers.items()]
     if plain := speakers.get("llama-dense"):
@@ -96,7 +105,8 @@ def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
         for name in filter(speakers.get, QUANTIZED):
             q8_0 = ("-ctk", "q8_0", "-ctv", "q8_0")
             planned.append(Check(f"completion/{name}/q8_0", "completion", speakers[name], args=q8_0))
-        # Without the host's prompt cache: its entries are loaded into any idle slot, which depends on arrival.
+        # -cram 0: without the prompt cache of the host. Its entries are loaded into any idle slot, so the answers would
+        # depend on when requests arrive.
         served["unified"] = ("-kvu", "-cram", "0", *BATCHED)
     for name in filter(speakers.get, SERVED):
         for how, args in served.items():
@@ -106,6 +116,6 @@ def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
 
 
 def on_device(label: str, args: Sequence[str], planned: Sequence[Check]) -> list[Check]:
-    """Return the checks on a device: its label in their ids, its arguments at the end of theirs."""
+    """Return the checks for a device: with its label at the end of their ids, and with its arguments."""
     suffix = f"/{label}" if label else ""
     return [replace(check, id=check.id + suffix, args=(*check.args, *args)) for check in planned]

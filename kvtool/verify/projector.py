@@ -1,8 +1,8 @@
-"""Make an image projector with random weights for a model of any width, and questions for it.
+"""Make an image projector with random weights for a model of any width, and images for it.
 
-Upstream's generator of toys writes none. The projector is of LLaVA's kind, the simplest kind of mtmd: a vision
-transformer, then two matrices. An image becomes 16 tokens. The matrices are wide, so the file (20 MiB for a width of
-256) is larger than the error of a memory measurement.
+Upstream's generator of test models makes no projectors. This one is of LLaVA's kind, the simplest kind that llama.cpp
+supports: a vision transformer, followed by two matrices. It turns an image into 16 tokens. The matrices are wide, so
+that the file (20 MiB for a width of 256) is larger than the error of a memory measurement.
 """
 
 import base64
@@ -16,7 +16,10 @@ _HEADS, _FFN, _IMAGE, _PATCH, _HIDDEN = 4, 96, 32, 8, 16384
 
 
 def projector(model: Path, work: Path) -> Path:
-    """Write the projector for this model once, and return it. Raises VerifyError if the model cannot be read."""
+    """Write the projector for a model, unless it exists, and return its path.
+
+    Raise VerifyError if the model is unreadable.
+    """
     width = width_of(model)
     out = work / f"projector-{width}-{fingerprint([Path(__file__)])}.gguf"
     return write_model(out, "clip", keys(width), shapes(width))
@@ -38,7 +41,7 @@ def keys(width: int) -> dict[str, Any]:
 
 
 def shapes(width: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of its tensors, rows first."""
+    """Return the shapes of the projector's tensors, with the rows first."""
     found: dict[str, tuple[int, ...]] = {
         "v.patch_embd.weight": (EMBD, 3, _PATCH, _PATCH),
         "v.position_embd.weight": ((_IMAGE // _PATCH) ** 2, EMBD),
@@ -53,7 +56,7 @@ def shapes(width: int) -> dict[str, tuple[int, ...]]:
 
 
 def image(seed: int, size: int = _IMAGE) -> bytes:
-    """Return a PPM of random pixels, the simplest of the formats that upstream reads."""
+    """Return an image of random pixels as PPM, the simplest format that upstream reads."""
     import numpy as np
 
     pixels = np.random.default_rng(seed).integers(0, 256, (size, 3 * size), dtype=np.uint8)
@@ -61,6 +64,6 @@ def image(seed: int, size: int = _IMAGE) -> bytes:
 
 
 def image_url(seed: int) -> dict[str, object]:
-    """Return such an image as a part of an OpenAI message."""
+    """Return such an image as a part of a message for OpenAI's API."""
     url = "data:image/x-portable-pixmap;base64," + base64.b64encode(image(seed)).decode()
     return {"type": "image_url", "image_url": {"url": url}}

@@ -1,4 +1,4 @@
-"""Render the result of verify: a summary that people read in ten seconds, and all details for scripts."""
+"""Print the result of verify: a summary that people read in ten seconds, and all details for scripts."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -17,7 +17,7 @@ from kvtool.verify.checks import Finding, class_rank
 
 @dataclass(frozen=True)
 class Tally:
-    """kv-check runs of one memory class. grown: of `same`, those whose cache really grew."""
+    """Count the kv-check runs of one memory class. `grown` counts those of `same` in which the cache really grew."""
 
     runs: int
     same: int
@@ -28,7 +28,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One memory class: how many models it has here, and what came of their runs, by variant_of() or another."""
+    """Hold one memory class (the kind of llama.cpp's cache): its number of models, and its runs by variant."""
 
     memory_class: str
     models: int
@@ -36,24 +36,24 @@ class ClassRow:
 
 
 def is_model_run(finding: Finding) -> bool:
-    """Return True for a finding of kv-check on one model (not the guard over all models)."""
+    """Return True if the finding is about kv-check on one model, and not about all models together."""
     return finding.kind in ("kv-check", "retype") and finding.id.count("/") >= 2
 
 
 def tally(findings: Sequence[Finding]) -> Tally:
-    """Count the findings by outcome."""
+    """Count findings by their outcome."""
     of = Counter(f.outcome for f in findings)
     grown = sum(f.grown for f in findings if f.outcome is CheckOutcome.PASSED)
     return Tally(len(findings), of[CheckOutcome.PASSED], grown, of[CheckOutcome.SKIPPED], of[CheckOutcome.FAILED])
 
 
 def variant_of(found: Finding) -> str:
-    """Return how kv-check ran a model: "fa-on", ..."""
+    """Return how kv-check ran a model, for example "fa-on" for flash attention."""
     return found.id.split("/", 2)[2]
 
 
 def class_rows(findings: Iterable[Finding], variant: Callable[[Finding], Any] = variant_of) -> tuple[ClassRow, ...]:
-    """Group the kv-check findings by memory class and variant."""
+    """Group the findings of kv-check by memory class and by variant."""
     by_class: dict[str, dict[Any, list[Finding]]] = defaultdict(lambda: defaultdict(list))
     for found in filter(is_model_run, findings):
         by_class[found.group][variant(found)].append(found)
@@ -66,9 +66,11 @@ def class_rows(findings: Iterable[Finding], variant: Callable[[Finding], Any] = 
 
 @dataclass(frozen=True)
 class Verified(Result, command="verify"):
-    """Everything verify found. mode: quick, full or matrix, and the patch if only its tests ran.
+    """Hold all results of verify.
 
-    seconds: of the whole command, build included; error: why a report is not in its file.
+    mode: "quick", "full" or "matrix", and the patch if only its tests ran
+    seconds: the duration of the whole command, including the build
+    error: the reason why a report could not be written to its file
     """
 
     tag: str
@@ -123,7 +125,7 @@ class Verified(Result, command="verify"):
         console.line(f"llama.cpp {self.tag}, {self.mode}: {said}", style=style)
 
     def _render_reasons(self, console: Console) -> None:
-        """Print the models that did not grow or run, with the reason."""
+        """Print which models did not grow or could not run, and why."""
         by_reason: dict[tuple[str, str], set[str]] = defaultdict(set)
         for found in filter(is_model_run, self.findings):
             if found.outcome is not CheckOutcome.FAILED and not found.grown:
@@ -139,7 +141,7 @@ def _render_classes(console: Console, rows: Sequence[ClassRow]) -> None:
     body = [(row.models, *map(sum, zip(*map(astuple, row.variants.values()), strict=True))) for row in rows]
     total = tuple(map(sum, zip(*body, strict=True)))
     named = [(row.memory_class, *numbers) for row, numbers in zip(rows, body, strict=True)]
-    # a nought among many numbers hides what matters
+    # leave zeros out, so that the other numbers are easy to see
     console.table(columns, [[cell or "" for cell in line] for line in (*named, ("all", *total))])
 
 
@@ -149,12 +151,12 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def _clean(text: str) -> str:
-    """Replace characters that XML 1.0 cannot hold; a model may print anything."""
+    """Replace characters that XML 1.0 does not allow. The output of a model may contain any character."""
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def as_junit(findings: Iterable[Finding]) -> str:
-    """Return a JUnit report, the format of CI systems: a suite per kind of check, a case per check."""
+    """Return a JUnit report, which CI systems read: a suite for each kind of check, a case for each check."""
     root = ET.Element("testsuites", name="kvtool verify")
     for kind, group in groupby(findings, key=lambda f: f.kind):
         cases = list(group)

@@ -1,4 +1,7 @@
-"""Run checks: kv-check over many models at a time, the memory measurement; texts.py has the programs that write."""
+"""Run checks: kv-check on many models at a time, and the measurement of memory.
+
+texts.py runs the programs that write text.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,23 +16,24 @@ from kvtool.verify.models import QWEN35_27B
 from kvtool.verify.trial import LOG, Failed, answer, run_trial, trial
 
 OnFinding: TypeAlias = Callable[[Check, Finding], None]
-_GRACE = 30.0  # seconds for kv-check's work outside of its two sides
+_GRACE = 30.0  # seconds that kv-check may need in addition to the time of its two sides
 
 
 @trial
 def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, lane: Lane = IN_MEMORY) -> Finding:
-    """Run kv-check once. The answer is always a Finding: a crash or a timeout of kv-check itself is a failure.
+    """Run kv-check once, and return a Finding. If kv-check itself crashes or is too slow, the check fails.
 
-    stop: ends the program when set (Ctrl-C), and this function with it. Raises VerifyError if the lane's device
-    failed.
+    stop: an event that ends the program and this function, for Ctrl-C
+
+    Raises VerifyError if the device of the lane does not work.
     """
 
     def look() -> None:
         if stop is not None and stop.is_set():
             raise KeyboardInterrupt
 
-    # -v: the log names the memory class. --timeout is kv-check's own limit per side; kv-check then names the
-    # interrupted step.
+    # -v makes kv-check print the memory class. --timeout is kv-check's own limit for each side; with it, kv-check says
+    # which step it interrupted.
     limit = str(max(1, int(check.timeout)))
     argv: list[str | Path] = [binary, "-m", check.model, *f"-t 1 -v --timeout {limit}".split(), *check.args]
     with lane() as device:
@@ -44,13 +48,14 @@ def kv_checks(
     on_progress: Callable[[int, str], None] = lambda *_: None,
     on_finding: OnFinding = lambda *_: None,
 ) -> list[Finding]:
-    """Run the checks, one at a time in each lane; return the findings in the order of the checks.
+    """Run the checks, one at a time in each lane. Return the findings in the order of the checks.
 
-    on_progress receives the number of finished checks and the running models, on_finding receives each finding. Both
-    are called one at a time, from other threads.
+    on_progress: called with the number of finished checks and the names of the running models
+    on_finding: called with each check and its finding
+
+    Both are called from other threads, but never two of these calls at the same time.
     """
-    # Start large models first: they need the longest time, and a late start would leave a large model alone at the
-    # end.
+    # Start large models first. They take longest, and a large model that starts late would run alone at the end.
     waiting = sorted(checks, key=lambda check: -check.model.stat().st_size if check.model.exists() else 0)
     running, found = set[str](), dict[str, Finding]()
     lock, stop = threading.Lock(), threading.Event()
@@ -74,15 +79,18 @@ def kv_checks(
     with ThreadPoolExecutor(len(lanes)) as pool:
         try:
             for worker in as_completed([pool.submit(work, lane) for lane in lanes]):
-                worker.result()  # an exception here is a bug of ours, and ends the run
-        finally:  # also immediately after Ctrl-C: stop the running programs, and start no others
+                worker.result()  # an exception here is a bug in kvtool, so end the run
+        finally:  # this also runs after Ctrl-C: stop the running programs, and start no others
             stop.set()
     return [found[check.id] for check in checks]
 
 
 @trial
 def memory(check: Check, binary: Path, available: int | None) -> Finding:
-    """Resident bytes that a context of MEMORY_CONTEXT cells adds, dynamic and, where it fits, static."""
+    """Measure the resident bytes that a context of MEMORY_CONTEXT cells adds.
+
+    Measures a dynamic cache and, if it fits into the machine's memory, a static one.
+    """
     cache = QWEN35_27B.bytes_per_cell() * MEMORY_CONTEXT
     dynamic = _resident(check, binary, dynamic=True)
     if dynamic is None:
@@ -92,7 +100,7 @@ def memory(check: Check, binary: Path, available: int | None) -> Finding:
 
 
 def _resident(check: Check, binary: Path, *, dynamic: bool) -> int | None:
-    """Return the bytes that a context adds to the resident memory; None if unknown."""
+    """Return the bytes that a context adds to the resident memory; None if the system does not say."""
     argv: list[str | Path] = [binary, "-m", check.model, *f"--memory -c {MEMORY_CONTEXT}".split()]
     done = run_trial(check, [*argv, "--kv-dynamic", "on" if dynamic else "off", *check.args])
     said, log = answer(done), {"log": done.stderr[-LOG:]}

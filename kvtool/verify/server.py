@@ -1,7 +1,7 @@
-"""Drive a llama-server on loopback: start it, talk to it, end it whatever happens.
+"""Start a llama-server on this machine, send requests to it, and end it in any case.
 
-Nothing here compares anything (conversation.py and parts.py do); a server that does not start, dies or answers nonsense
-is a VerifyError that shows the end of its log.
+Nothing is compared here; conversation.py and parts.py do that. If the server does not start, dies or gives an unusable
+answer, a VerifyError with the end of its log is raised.
 """
 
 import contextlib
@@ -23,21 +23,26 @@ from kvtool.result import from_plain
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-START_SECONDS = 120.0  # until /health answers 200; a loaded machine under a sanitizer needs most of it
+# time until /health must answer 200; a busy machine needs most of it if the server has a sanitizer
+START_SECONDS = 120.0
 REQUEST_SECONDS = 300.0
 PORT_TRIES = 3
 
-# models.VOCABULARY's tokens <0x80> to <0xFF> are never chosen: with random weights they make no UTF-8, and servers from
-# before v0.5.0 answer text that is none with an error
+# The tokens <0x80> to <0xFF> of models.VOCABULARY must not be generated. With random weights they would not form valid
+# UTF-8, and servers from before v0.5.0 answer a text that is not valid UTF-8 with an error.
 _NO_BYTES = [[token, False] for token in range(131, 259)]
 
 
 class RefusedError(VerifyError):
-    """The server lives, and answered a request with an error."""
+    """Report that the server answered a request with an error, and is still running."""
 
 
 class Request(NamedTuple):
-    """One /completion at temperature 0. slot: the slot to use, or -1 for the server's choice; n_predict in tokens."""
+    """Hold one /completion request at temperature 0.
+
+    n_predict: the number of tokens to generate
+    slot: the slot to use; -1 lets the server choose
+    """
 
     prompt: str
     n_predict: int
@@ -46,7 +51,10 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, in the server's words. cache_n: tokens of the prompt that the slot's cache had already."""
+    """Hold an answer, with the server's names for its fields.
+
+    cache_n: the number of prompt tokens that were in the slot's cache already
+    """
 
     content: str
     tokens: tuple[int, ...]
@@ -56,34 +64,37 @@ class Answer:
 
 
 def json_of_events(answer: httpx.Response) -> Iterator[Any]:
-    """Yield the JSON of each event of a stream as it arrives. Raises ValueError if an event is not JSON."""
+    """Yield the JSON of each event of a stream when it arrives. Raise ValueError if an event is not JSON."""
     for event in httpx_sse.EventSource(answer).iter_sse():
         if event.data != "[DONE]":
             yield event.json()
 
 
 def free_port() -> int:
-    """Return a port on loopback that nothing uses right now (another process may still use it first)."""
+    """Return a port of this machine that nothing uses right now. Another process may still use it first."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 
 
 class LlamaServer(contextlib.ExitStack):
-    """A running server. Methods raise VerifyError with the log's end when it dies or answers with an error.
+    """Control a running server.
 
-    process: what runs; http: the client, for requests that have no method here.
+    If it dies or answers with an error, a method raises VerifyError with the end of its log.
+
+    process: the process of the server
+    http: the client, for requests that have no method here
     """
 
     def __init__(self, running: process.Process, port: int, log: Path) -> None:
         super().__init__()
         self.process, self._log = running, log
         self.url = f"http://127.0.0.1:{port}"
-        # No proxy from the environment: loopback must stay loopback.
+        # ignore proxy settings of the environment, because the server is on this machine
         http = httpx.Client(base_url=self.url, timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False)
         self.http = self.enter_context(http)
 
     def resident(self) -> int | None:
-        """Return the resident bytes of the process, or None if the system does not report them."""
+        """Return the resident bytes of the process, None if the system does not report them."""
         return kib_of(f"/proc/{self.process.pid}/smaps_rollup", "Rss")
 
     @property
@@ -97,7 +108,7 @@ class LlamaServer(contextlib.ExitStack):
         return kind(what, why="; ".join(filter(None, (why, died))), output=self.log[-3000:])
 
     def wait_ready(self, seconds: float) -> None:
-        """Wait until the model is loaded. Raises VerifyError if the server exits first or needs longer."""
+        """Wait until the model is loaded. Raise VerifyError if the server exits first or takes longer."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(httpx.TransportError):
@@ -108,7 +119,10 @@ class LlamaServer(contextlib.ExitStack):
         raise self._failed("llama-server did not start", why)
 
     def post(self, path: str, body: dict[str, Any], **params: str) -> dict[str, Any]:
-        """Send a request, and return the JSON of the answer. Raises RefusedError for an error."""
+        """Send a POST request, and return the JSON of the answer.
+
+        Raise RefusedError if the server answers with an error.
+        """
         try:
             answer = self.http.post(path, json=body, params=params)
         except httpx.HTTPError as err:
@@ -122,14 +136,17 @@ class LlamaServer(contextlib.ExitStack):
         return data
 
     def get(self, path: str) -> str:
-        """Return the text at a path of the server. Raises VerifyError if the path does not exist."""
+        """Return the text at a path of the server. Raise VerifyError if the path does not exist."""
         try:
             return self.http.get(path).raise_for_status().text
         except httpx.HTTPError as err:
             raise self._failed(f"the server did not answer {path}", str(err)) from err
 
     def complete(self, request: Request) -> Answer:
-        """Answer one request; the slot's own earlier cache is used when the prompts share a beginning."""
+        """Send one request, and return its answer.
+
+        The server reuses the part of the prompt that is in the slot's cache.
+        """
         asked = {"prompt": request.prompt, "n_predict": request.n_predict, "id_slot": request.slot}
         always = {"temperature": 0.0, "seed": 1, "cache_prompt": True, "ignore_eos": True, "return_tokens": True}
         data = self.post("/completion", {**asked, **always, "logit_bias": _NO_BYTES})
@@ -139,25 +156,28 @@ class LlamaServer(contextlib.ExitStack):
             raise self._failed("llama-server's answer is not a completion", f"{type(err).__name__}: {err}") from err
 
     def slot(self, action: str, slot: int, filename: str = "") -> dict[str, Any]:
-        """Save, restore or erase a slot; filename is relative to --slot-save-path."""
+        """Save, restore or erase a slot. `filename` is relative to --slot-save-path."""
         return self.post(f"/slots/{slot}", {"filename": filename} if filename else {}, action=action)
 
 
 def together(ask: Callable[[_T], _R], what: Sequence[_T]) -> tuple[_R, ...]:
-    """Ask all of it at once, each in a thread of its own; the answers in the order in which it was given."""
+    """Call `ask` with each item at the same time, each in a thread of its own.
+
+    Return the results in the order of the items.
+    """
     pool = ThreadPoolExecutor(len(what))
     try:
         return tuple(pool.map(ask, what))
     finally:
-        # Without waiting: on Ctrl-C the server is about to be ended, which ends the requests.
+        # do not wait for the threads: after Ctrl-C the server is ended soon, and that ends its requests
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 @contextlib.contextmanager
 def llama_server(binary: Path, model: Path, args: Sequence[str], log: Path) -> Iterator[LlamaServer]:
-    """Yield a ready server on a free loopback port, its output in `log`. It ends on exit, also by Ctrl-C.
+    """Yield a ready server on a free port of this machine. Its output is written to `log`.
 
-    Raises VerifyError if the server does not become ready.
+    The server is ended on exit, also after Ctrl-C. Raises VerifyError if it does not become ready.
     """
     for attempt in range(PORT_TRIES):
         port = free_port()
@@ -167,7 +187,8 @@ def llama_server(binary: Path, model: Path, args: Sequence[str], log: Path) -> I
                 server.wait_ready(START_SECONDS)
             except VerifyError:
                 if attempt + 1 < PORT_TRIES and "couldn't bind" in server.log:
-                    continue  # someone took the port between our look and the server's bind
+                    # another program took the port between our test and the start of the server, so try another port
+                    continue
                 raise
             yield server
             return

@@ -1,7 +1,7 @@
 """Hold the same conversation with a static and a dynamic llama-server, and compare every answer.
 
-The requests run one after the other, so a server repeats itself to the last letter. The conversation has a chat of a
-few turns, a slot that is saved and restored, a slot file of the static server, and a change of type in the middle.
+The requests run one after the other, so a server repeats its answers exactly. The conversation has a chat of a few
+turns, a slot that is saved and restored, a slot file of the static server, and a change of type in the middle.
 """
 
 import json
@@ -30,17 +30,17 @@ _TASK = "Explain the following text in a few sentences."
 
 @dataclass(frozen=True)
 class Pair:
-    """One measurement of both sides."""
+    """Hold one measurement of a static and a dynamic server."""
 
     name: str
-    unit: str  # MiB or tokens/s
+    unit: str  # unit of both numbers: MiB or tokens/s
     static: float | None  # None: unknown on this system
     dynamic: float | None
 
 
 @dataclass(frozen=True)
 class Script:
-    """How much is asked."""
+    """Describe how much is asked."""
 
     turns: int
     answer: int  # tokens of each answer
@@ -50,26 +50,26 @@ class Script:
 
 
 class Step(NamedTuple):
-    """One request. Two sides are equal if all their steps are."""
+    """Hold one answer. The two servers are equal if all their answers are."""
 
-    part: str  # a key of TITLES
+    part: str  # part of the conversation, a key of TITLES
     said: str
 
 
 @dataclass(frozen=True)
 class Side:
-    """Hold all answers of one server, and its memory and speed."""
+    """Hold all answers of one server, its memory and its speed."""
 
     steps: tuple[Step, ...]
     resident: tuple[int | None, int | None]  # bytes after the start and after the chat
-    committed: tuple[int | None, int | None]  # bytes of a dynamic cache at these times
+    committed: tuple[int | None, int | None]  # bytes that a dynamic cache had allocated at the same two times
     speed: tuple[float | None, float | None]  # tokens per second of prompts and answers
     log: str
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """The findings of a conversation, and its measurements."""
+    """Hold the findings and the measurements of a conversation."""
 
     findings: tuple[Finding, ...]
     memory: tuple[Pair, ...] = ()
@@ -77,7 +77,7 @@ class Spoken:
 
 
 class _Talk:
-    """A chat with one server."""
+    """Hold a chat with one server, and collect the answers."""
 
     def __init__(self, server: LlamaServer, script: Script, text: str) -> None:
         self.server, self.script, self.text = server, script, text
@@ -87,7 +87,10 @@ class _Talk:
         self.at = 0
 
     def ask(self, part: str, *, keep: bool = True) -> None:
-        """Ask about the next paragraph. keep: the answer becomes a part of the conversation."""
+        """Ask about the next paragraph of the text.
+
+        keep: make the question and its answer a part of the conversation
+        """
         size = self.script.paragraph
         paragraph = self.text[self.at : self.at + size]
         self.at += size
@@ -110,7 +113,7 @@ class _Talk:
         return f"{message.get('reasoning_content') or ''}{message.get('content') or ''}", answer.get("timings", {})
 
     def change_types(self, types: str) -> None:
-        """Change the types of the cells, and write down the answer or the refusal."""
+        """Change the types of the cells, and record the server's answer or its refusal."""
         try:
             done = self.server.post("/requantize_kvcache", {"ctk": types, "ctv": types})
             said = f"{done['ctk']}/{done['ctv']}"
@@ -119,7 +122,7 @@ class _Talk:
         self.steps.append(Step(TYPES, said))
 
     def move_slot(self, own: str, other: str) -> None:
-        """Save the slot, erase it and restore it; then restore the file of another server."""
+        """Save the slot, erase it and restore it. Then restore a file of another server."""
         saved = self.server.slot("save", 0, own)
         self.server.slot("erase", 0)
         for file in (own, other):
@@ -129,13 +132,13 @@ class _Talk:
 
 
 def _committed(server: LlamaServer) -> int | None:
-    """Return the bytes that the server's cache has now, None for a static cache."""
+    """Return the bytes that the server's cache has allocated, None for a static cache."""
     cache = json.loads(server.get("/props")).get("kv_cache", {}).get("target", {})
     return int(cache["committed_bytes"]) if cache else None
 
 
 def _hold(server: LlamaServer, script: Script, text: str, own: str, log: Path) -> Side:
-    """Hold the conversation with a server that has just started."""
+    """Hold the conversation with a server that has just started, and return its answers and measurements."""
     chat = _Talk(server, script, text)
     resident, committed = [server.resident()], [_committed(server)]
     for _ in range(script.turns):
@@ -145,7 +148,7 @@ def _hold(server: LlamaServer, script: Script, text: str, own: str, log: Path) -
     speed = _speed(chat.timings)
     if script.has_image:
         chat.look()
-    else:  # the server saves no slot that may contain an image
+    else:  # the server refuses to save a slot that may contain an image
         chat.move_slot(own, "static.bin")
     for types in ("q8_0", "f16"):
         chat.change_types(types)
@@ -155,7 +158,7 @@ def _hold(server: LlamaServer, script: Script, text: str, own: str, log: Path) -
 
 
 def _speed(timings: Sequence[dict[str, float]]) -> tuple[float | None, float | None]:
-    """Return tokens per second of all prompts and of all answers."""
+    """Return the tokens per second of all prompts, and of all answers."""
     rates: list[float | None] = []
     for what in ("prompt", "predicted"):
         tokens = sum(each.get(f"{what}_n", 0) for each in timings)
@@ -165,7 +168,10 @@ def _speed(timings: Sequence[dict[str, float]]) -> tuple[float | None, float | N
 
 
 def compare(check: Check, binary: Path, work: Path, script: Script, text: Path, cache: int) -> Spoken:
-    """Hold the conversation with a static server, then with a dynamic one. cache: bytes of the static cache."""
+    """Hold the conversation with a static server, then with a dynamic server, and compare them.
+
+    cache: the bytes of the static cache
+    """
     slots = work / "slots"
     slots.mkdir(parents=True, exist_ok=True)
     words = text.read_text("utf-8")
@@ -191,7 +197,8 @@ def compare(check: Check, binary: Path, work: Path, script: Script, text: Path, 
     static, dynamic = sides
     parts = list(dict.fromkeys(step.part for step in static.steps))
     found = [_titled(check, part, _judge(check, part, static, dynamic, script)) for part in parts]
-    findings = (replace(found[0], seconds=whole.seconds), *found[1:])  # the servers run once for all parts
+    # the servers run once for all parts, so the first finding has the duration of everything
+    findings = (replace(found[0], seconds=whole.seconds), *found[1:])
     return Spoken(findings, _memory(static, dynamic, cache), _speeds(static, dynamic))
 
 
@@ -201,7 +208,7 @@ def _titled(check: Check, part: str, found: Finding) -> Finding:
 
 @trial
 def _judge(check: Check, part: str, static: Side, dynamic: Side, script: Script) -> Finding:
-    """Compare the steps of one part."""
+    """Compare the answers of one part of the conversation."""
     pairs = [(a, b) for a, b in zip(static.steps, dynamic.steps, strict=True) if a.part == part]
     for number, (a, b) in enumerate(pairs, 1):
         if a.said != b.said:

@@ -1,7 +1,7 @@
-"""Programs that write, with and without --kv-dynamic: llama-completion's texts, and llama-bench, which only measures.
+"""Compare the texts of llama-completion with and without --kv-dynamic, and run llama-bench with and without it.
 
-Equal texts are a weaker proof than kv-check's equal bits, and they prove something else: that the programs people use
-pass the flag on. The server has a conversation to itself, in conversation.py.
+Equal texts prove less than the equal bits of kv-check. But they prove something else: that the programs which people
+use pass the flag on. conversation.py compares llama-server.
 """
 
 import contextlib
@@ -31,26 +31,30 @@ _WORDS = (
 
 
 def prompt(seed: int, length: int) -> str:
-    """English words in a random order that the seed decides; about a token each."""
+    """Return English words in a random order that the seed decides. A word is about one token."""
     rng = random.Random(seed)
     words = _WORDS.split()
     return " ".join(rng.choice(words) for _ in range(length))
 
 
-_COMPLETION = "-c 4096 -n 256 -t 1 --temp 0 --seed 1 --ignore-eos -no-cnv --no-display-prompt --no-warmup -lv 4"  # INFO
-_LOG_END = "total time ="  # common_perf_print(), the last thing that llama-completion does
+# -lv 4 prints messages of the level INFO
+_COMPLETION = "-c 4096 -n 256 -t 1 --temp 0 --seed 1 --ignore-eos -no-cnv --no-display-prompt --no-warmup -lv 4"
+_LOG_END = "total time ="  # common_perf_print() prints this; llama-completion prints nothing after it
 _TRIES = 10
 _BENCH = "-p 512 -n 8 -r 1 -t 1 -o json -v"
 
 
 def growths(log: str) -> list[list[int]]:
-    """Return [from, to] in cells of each growth in the log."""
+    """Return the number of cells before and after each growth in the log."""
     return [[int(a), int(b)] for a, b in GREW.findall(log)]
 
 
 @trial
 def completion(check: Check, binary: Path, work: Path) -> Finding:
-    """Complete a prompt longer than the first 256 cells, with and without the flag; the bytes must be equal."""
+    """Complete a prompt with and without the flag. The texts must be equal.
+
+    The prompt is longer than the first 256 cells, so the cache grows.
+    """
     file = work / "prompt.txt"
     file.write_text(prompt(1, 320), "utf-8")
     common: list[str | Path] = [binary, "-m", check.model, "-f", file, *_COMPLETION.split(), *check.args]
@@ -63,11 +67,10 @@ def completion(check: Check, binary: Path, work: Path) -> Finding:
 
 
 def _write(check: Check, argv: Sequence[str | Path], *, dynamic: bool, **more: Any) -> Completed:
-    """Return one side's complete text.
+    """Return the complete text of one side. Run the program again if its end is missing.
 
-    llama-completion writes through common/log.cpp's queue, and exits without waiting for the thread that empties the
-    queue (upstream's issue 22142). On a busy machine, the end of a text can be lost, and the end of the log after it
-    as well.
+    llama-completion writes through the queue of common/log.cpp. It exits without waiting for the thread that empties
+    the queue (issue 22142 of upstream). So on a busy machine the end of a text and of the log can be lost.
     """
     for _ in range(_TRIES):
         done = run_side(check, argv, dynamic=dynamic, **more)
@@ -89,7 +92,10 @@ def _judge_text(static: str, dynamic: str, details: dict[str, object]) -> None:
 
 
 def judge_logs(statics: Sequence[str], dynamic: str, **more: object) -> dict[str, object]:
-    """Failed unless the dynamic side grew, and only it. The details of a finding: its growths, and more."""
+    """Raise Failed unless the dynamic side grew and the static sides did not.
+
+    Returns the growths and `more` as details of the finding.
+    """
     details = {**more, "growths": growths(dynamic)}
     if any(map(growths, statics)):
         raise Failed("differs", f"a cache grew without {FLAG}", details)
@@ -101,7 +107,7 @@ def judge_logs(statics: Sequence[str], dynamic: str, **more: object) -> dict[str
 
 @trial
 def bench(check: Check, binary: Path) -> Finding:
-    """Run llama-bench with --kv-dynamic 0 and 1: both must measure a speed, only the second grows.
+    """Run llama-bench with --kv-dynamic 0 and 1. Both must measure a speed, and only the second must grow.
 
     The speed itself is not judged.
     """

@@ -1,4 +1,4 @@
-"""Run a check: if its program crashes or hangs, the result is still a Finding, with the seconds that it took."""
+"""Run a check and return its result. If its program crashes or hangs, the result is a failed Finding."""
 
 import contextlib
 import functools
@@ -13,12 +13,15 @@ from kvtool.errors import VerifyError
 from kvtool.result import parse_last_json_line
 from kvtool.verify.checks import Check, Finding, failed
 
-LOG = 2000  # characters of a failed program's log to keep
+LOG = 2000  # most characters of a failed program's log that are kept
 _Trial = TypeVar("_Trial", bound=Callable[..., Finding])
 
 
 class Failed(Exception):
-    """A check failed: raised where that is seen. details: as in a Finding."""
+    """Report that a check failed. It is raised where the failure is noticed, and trial() turns it into a Finding.
+
+    details: the details of that Finding
+    """
 
     def __init__(self, status: str, reason: str, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(reason)
@@ -26,7 +29,7 @@ class Failed(Exception):
 
 
 def trial(judge: _Trial) -> _Trial:
-    """Make a function that judges a check return a Finding with its duration, also if it raises Failed."""
+    """Decorate a function that judges a check: measure its duration, and return a Finding even if it raises Failed."""
 
     @functools.wraps(judge)
     def timed(check: Check, *args: Any, **more: Any) -> Finding:
@@ -41,15 +44,18 @@ def trial(judge: _Trial) -> _Trial:
 
 
 def run_trial(check: Check, argv: Sequence[str | Path], **more: Any) -> process.Completed:
-    """Run a program for a check with the check's timeout. more: the keyword arguments of process.capture()."""
+    """Run the program of a check with the timeout of the check.
+
+    more: keyword arguments of process.capture()
+    """
     try:
         return process.capture(argv, check=False, error=VerifyError, **{"timeout": check.timeout, **more})
-    except VerifyError as late:  # the caller judges the output so far
+    except VerifyError as late:  # the program was too slow; its output so far is still judged
         raise Failed("timeout", late.what) from late
 
 
 def run_side(check: Check, argv: Sequence[str | Path], *, dynamic: bool, **more: Any) -> process.Completed:
-    """Run one of the two sides of a comparison, which must succeed."""
+    """Run one of the two sides of a comparison. Raise Failed if its exit code is not 0."""
     done = run_trial(check, argv, **more)
     if done.returncode != 0:
         side, flag = ("dynamic", "with") if dynamic else ("static", "without")
@@ -59,9 +65,10 @@ def run_side(check: Check, argv: Sequence[str | Path], *, dynamic: bool, **more:
 
 
 def answer(done: process.Completed) -> dict[str, Any]:
-    """Return the JSON document in a program's last line.
+    """Return the JSON document in the last line of a program's output.
 
-    "ok" also requires exit code 0: the program prints "ok" before it frees its memory, and may crash while it does.
+    The status "ok" also requires exit code 0. The program prints "ok" before it frees its memory, and may crash while
+    it does so.
     """
     doc = parse_last_json_line(done.stdout)
     if doc is None:
@@ -73,7 +80,7 @@ def answer(done: process.Completed) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def failing(status: str, what: str = "") -> Iterator[None]:
-    """Turn a VerifyError inside into this failure of the check."""
+    """Turn a VerifyError in the `with` block into a failure of the check with this status."""
     try:
         yield
     except VerifyError as err:

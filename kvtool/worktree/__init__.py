@@ -1,1 +1,1 @@
-"""Change the checkout of a patched tree: status, checkout, rebase sessions, transactions."""
+"""Read and change the checkout of a patched tree: its state, updates, rebases and transactions."""

@@ -1,9 +1,9 @@
-"""Create and update the checkout of a patched tree. A kill at any moment loses nothing.
+"""Create and update the checkout of a patched tree. If kvtool is killed at any moment, nothing is lost.
 
-The commits are built first in a scratch repository and fetched into the tree. Then one `git checkout` writes only the
-files that differ, so nothing else is recompiled. A journal (pending.json) is written before the checkout moves. After a
-kill, the next run reads the journal, restores the old state and starts again. A new tree is made in a temporary folder
-next to its place and renamed.
+The commits are first made in a temporary repository and fetched into the tree. Then one `git checkout` writes only the
+files that differ, so the next build compiles only what changed. Before the checkout moves, a journal (pending.json) is
+written. If kvtool is killed, the next run reads the journal, restores the old state and starts again. A new tree is
+made in a temporary folder next to its place, and renamed at the end.
 """
 
 import glob
@@ -31,12 +31,12 @@ from kvtool.worktree.status import dirty_tree_error, kvtool_dir, read_applied, t
 
 @dataclass(frozen=True)
 class TreeUpdate:
-    """The result of an update of the tree.
+    """Report an update of the tree.
 
-    outcome: created | moved | unchanged | conflict
-    applied: the state of the tree now, None after a conflict
-    patches: a report each
-    changed: files that were written
+    outcome: "created", "moved" (the tree was updated), "unchanged" or "conflict"
+    applied: the record of what the tree contains now, None after a conflict
+    patches: one report for each patch
+    changed: the number of files that were written
     """
 
     outcome: str
@@ -46,7 +46,7 @@ class TreeUpdate:
 
 
 def ensure_tree(context: SeriesContext, upstream: Upstream, *, pinned: bool) -> TreeUpdate:
-    """Create or update the tree of the project on an upstream. TreeError (exit 4) if work would be lost."""
+    """Create or update the tree of the project on an upstream. Raise TreeError (exit code 4) if work would be lost."""
     tree = context.project.tree
     with hold_tree(context.project, context.console):
         if (current := load_lock(context.project.lock).current) != context.lock.current:
@@ -65,9 +65,10 @@ def ensure_tree(context: SeriesContext, upstream: Upstream, *, pinned: bool) -> 
 
 
 def remove_leftovers(tree: Path) -> None:
-    """Remove temporary folders of a killed kvtool. Its git may still be writing, so try for ten seconds.
+    """Remove the temporary folders that a killed kvtool left.
 
-    The caller holds the lock of the tree, so no other kvtool uses these folders.
+    A git process of the killed kvtool may still be writing into them, so try for ten seconds. The caller holds the lock
+    of the tree, so no other kvtool uses these folders.
     """
     deadline = time.monotonic() + 10
     while left := [*tree.parent.glob(f".{glob.escape(tree.name)}.kvtool-*"), *kvtool_dir(tree).glob("kvtool-*")]:
@@ -79,7 +80,7 @@ def remove_leftovers(tree: Path) -> None:
 
 
 def _build_in_tree(context: SeriesContext, upstream: Upstream, git: Git) -> Replayed:
-    """Build the series; if it is complete, fetch it into the repository of the tree."""
+    """Apply the series in a temporary repository. If all patches apply, fetch the commits into the tree."""
     with scratch_below(git.repo, context.cache.repo) as scratch:
         replayed = context.build(scratch, upstream)
         if replayed.complete:
@@ -94,14 +95,14 @@ def _create(context: SeriesContext, series: Series, pinned: bool) -> TreeUpdate:
     fresh = Path(tempfile.mkdtemp(prefix=f".{tree.name}.kvtool-", dir=tree.parent))
     try:
         git = Git.create(fresh, bare=False)
-        git.run("config", "core.autocrlf", "false")  # the user's own git calls must keep upstream's bytes
+        git.run("config", "core.autocrlf", "false")  # the user's own git commands must not change line ends either
         replayed = _build_in_tree(context, series.upstream, git)
         if not replayed.complete:
             return TreeUpdate("conflict", None, replayed.reports)
         run_checkout(git, context.console, "-B", branch_of(series.upstream.tag), replayed.head)
         applied = applied_of(series, replayed, pinned=pinned)
         write_applied(fresh, applied)
-        fresh.chmod(0o755)  # mkdtemp makes 0700, a normal checkout has 0755
+        fresh.chmod(0o755)  # mkdtemp makes folders with mode 0700, but a normal checkout has 0755
         if tree.exists():
             tree.rmdir()
         fresh.rename(tree)
@@ -111,15 +112,16 @@ def _create(context: SeriesContext, series: Series, pinned: bool) -> TreeUpdate:
 
 
 def scratch_below(tree: Path, *repositories: Path) -> AbstractContextManager[Scratch]:
-    """Make a scratch repository inside the .git of the tree, where remove_leftovers() finds it after a kill."""
+    """Make a temporary repository inside the tree's .git, where remove_leftovers() finds it if kvtool is killed."""
     kvtool_dir(tree).mkdir(parents=True, exist_ok=True)
     return scratch_repository(*repositories, below=kvtool_dir(tree))
 
 
 def fetch_base(git: Git, cache: Cache, tag: str) -> None:
-    """Copy the base commit into the repository of the tree, with a ref. No alternates: the cache may be removed.
+    """Copy the commit of unpatched upstream into the repository of the tree, with a ref.
 
-    The caller holds the lock of the tree, so lock files below kvtool's own refs are left over from a killed git.
+    It is not shared through git's alternates, because the user may remove the cache. The caller holds the lock of the
+    tree, so any lock file of kvtool's own refs was left by a killed git.
     """
     for left in (*(git.repo / ".git/refs/kvtool").rglob("*.lock"), *(git.repo / ".git/objects/pack").glob("tmp_*")):
         left.unlink(missing_ok=True)
@@ -127,12 +129,12 @@ def fetch_base(git: Git, cache: Cache, tag: str) -> None:
 
 
 def branch_of(tag: str) -> str:
-    """Return the branch of a patched tree that holds the series."""
+    """Return the name of the branch of a patched tree that has the series."""
     return f"kvtool/{tag}"
 
 
 def base_ref(tag: str) -> str:
-    """Return the ref in a patched tree that holds the base commit of a tag."""
+    """Return the ref in a patched tree that keeps the commit of an unpatched upstream."""
     return f"refs/kvtool/base/{tag}"
 
 
@@ -154,7 +156,7 @@ def _update(context: SeriesContext, series: Series, pinned: bool) -> TreeUpdate:
     replayed = _build_in_tree(context, series.upstream, git)
     if not replayed.complete:
         return TreeUpdate("conflict", None, replayed.reports)
-    # a commit of the user must not be dropped from the branch, unless the new series has the same tree
+    # keep commits of the user on the branch, unless the new series has the same tree
     if state.head not in (before.head, replayed.head) and git.resolve(f"{state.head}^{{tree}}") != replayed.tree:
         raise dirty_tree_error(state)
     check_branch_replaceable(
@@ -167,24 +169,25 @@ def _update(context: SeriesContext, series: Series, pinned: bool) -> TreeUpdate:
 
 
 def check_branch_replaceable(git: Git, branch: str, known: tuple[str, ...], tree: str = "") -> None:
-    """Raise TreeError if a branch cannot be replaced: it has commits of the user, or another worktree uses it.
+    """Raise TreeError if a branch has commits of the user, or if another worktree has it checked out.
 
-    `known` are commits that may be replaced. A branch whose tree is `tree` may be replaced, too.
+    known: commits that may be replaced
+    tree: the id of a git tree; a branch with this tree may be replaced, too
     """
     tip = git.resolve(f"refs/heads/{branch}")
     place = Path(git.line("for-each-ref", "--format=%(worktreepath)", f"refs/heads/{branch}") or git.repo)
     if place.exists() and not place.samefile(git.repo):  # git before 2.43 does not check this
         raise TreeError(
             f"{git.repo}: branch {branch} is checked out in {place}",
-            why="it would move there, too, and the files not",
+            why="moving the branch would leave the files of that worktree out of date",
             next_step=f"git -C {place} checkout --detach",
         )
     if tip is None or tip in known or git.resolve(f"{tip}^{{tree}}") == tree:
         return
     committers = set(git.run("log", "--format=%ce", tip).stdout.split())
-    if committers != {IDENTITY["EMAIL"]}:  # what kvtool made from an earlier series, it may replace
+    if committers != {IDENTITY["EMAIL"]}:  # a branch that has only commits made by kvtool may be replaced
         raise TreeError(
-            f"{git.repo}: branch {branch} has commits that are not of the series",
+            f"{git.repo}: branch {branch} has commits that are not in the series",
             why=f"it is at {tip[:10]}, and is not checked out",
             next_step=f"git -C {git.repo} checkout {branch} && kvtool export, or rename it: git branch -m",
         )
@@ -194,7 +197,7 @@ def check_branch_replaceable(git: Git, branch: str, known: tuple[str, ...], tree
 
 
 def move_checkout(git: Git, console: Console, head: str, applied: Applied) -> None:
-    """Move branch and checkout from `head` to the new series. On any failure, restore the tree."""
+    """Move the branch and the checkout from `head` to the new series. If anything fails, restore the tree."""
     reject_untracked(git, head, applied.head)
     if (now := git.line("rev-parse", "HEAD")) != head:
         raise TreeError(
@@ -214,7 +217,7 @@ def move_checkout(git: Git, console: Console, head: str, applied: Applied) -> No
 
 
 def run_checkout(git: Git, console: Console, *where: str) -> None:
-    """Run `git checkout WHERE`. TreeError if it would overwrite untracked or ignored files."""
+    """Run `git checkout WHERE`. Raise TreeError if it would overwrite untracked or ignored files."""
     with console.progress(f"checking out {where[1] if where[0].startswith('-') else where[0]}", 100) as bar:
         options = ("--progress", "--no-overwrite-ignore")
         done = git.watch("checkout", *options, *where, "--", bar=bar, phases=("Updating files",))
@@ -234,8 +237,8 @@ def run_checkout(git: Git, console: Console, *where: str) -> None:
 def finish_interrupted(git: Git) -> None:
     """Complete or undo a move_checkout() that was killed.
 
-    Only files that move_checkout() may have written are restored. TreeError if a file is neither the old version nor
-    the beginning of the new version: the user has edited it since.
+    Only files that move_checkout() may have written are restored. Raises TreeError if a file is neither the old version
+    nor the beginning of the new version, because then the user has edited it.
     """
     journal = kvtool_dir(git.repo) / "pending.json"
     if not journal.exists():
@@ -245,19 +248,19 @@ def finish_interrupted(git: Git) -> None:
         data = json.loads(journal.read_text(encoding="utf-8"))
         applied, old = from_plain(Applied, data["applied"]), str(data["from"])
     except (ValueError, TypeError, KeyError, AttributeError):
-        journal.unlink()  # the machine crashed before the journal was on the disk: the ordinary checks decide
+        journal.unlink()  # the machine crashed before the journal was on the disk, so the usual checks decide
         return
     head, dirty = git.resolve("HEAD"), git.dirty()
     if head == applied.head and not dirty:
         write_applied(git.repo, applied)
     elif head in (old, applied.head):
         put_back(git, old, applied.head, dirty, "apply")
-    # else: the user has moved on by hand; the ordinary checks decide
+    # else the user has moved HEAD by hand, and the usual checks decide
     journal.unlink()
 
 
 def await_git(tree: Path) -> None:
-    """Wait up to three seconds for a git whose kvtool was killed, then remove the locks that it left."""
+    """Wait up to three seconds for the git process of a killed kvtool, then remove the lock files that it left."""
     locks = [tree / ".git" / "index.lock", tree / ".git" / "HEAD.lock", *(tree / ".git" / "refs").rglob("*.lock")]
     deadline = time.monotonic() + 3
     while any(lock.exists() for lock in locks) and time.monotonic() < deadline:
@@ -267,21 +270,22 @@ def await_git(tree: Path) -> None:
 
 
 def reject_untracked(git: Git, old: str, new: str) -> None:
-    """Raise TreeError if an untracked file, ignored or not, is in the way from `old` to `new`.
+    """Raise TreeError if the checkout from `old` to `new` would write to the path of an untracked or ignored file.
 
-    So every such file that exists after a kill was written by kvtool, or edited since.
+    Because of this check, any untracked file at such a path after a kill was written by kvtool, or edited by the user
+    later.
     """
     if found := _untracked(git, git.changed(old, new)):
         raise TreeError(
             f"{git.repo}: the checkout cannot move",
-            why="files that git does not track are in the way; nothing was changed",
-            next_step="move them away, or commit them (git add --force, where they are ignored)",
+            why="it would overwrite files that git does not track; nothing was changed",
+            next_step="move them away, or commit them (with git add --force if they are ignored)",
             output="\n".join(sorted(found)),
         )
 
 
 def _untracked(git: Git, paths: Collection[str]) -> set[str]:
-    """Return the untracked files at, above or below some paths, including ignored files."""
+    """Return the untracked and ignored files that are at, above or below some paths."""
     wanted = set(paths)
     above = folders(wanted)
     others = git.entries("ls-files", "--others", "-z")
@@ -289,7 +293,10 @@ def _untracked(git: Git, paths: Collection[str]) -> set[str]:
 
 
 def put_back(git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) -> None:
-    """Restore the checkout to `old` after a killed move to `new`. TreeError if files were edited since."""
+    """Restore the checkout to `old` after a move to `new` was killed.
+
+    Raises TreeError if files were edited after that.
+    """
     moved = set(git.changed(old, new))
     changed = sorted({*dirty, *_untracked(git, moved)})
     if edited := [path for path in changed if path not in moved or not _is_ours(git, path, old, new)]:
@@ -304,7 +311,7 @@ def put_back(git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) ->
 
 
 def _is_ours(git: Git, path: str, old: str, new: str) -> bool:
-    """Return True if a file is absent, the old version, or the beginning of the new version."""
+    """Return True if a file is missing, is the old version, or is the beginning of the new version."""
     file = git.repo / path
     if not file.is_file():
         return not file.exists()

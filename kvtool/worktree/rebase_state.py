@@ -1,15 +1,17 @@
-"""The state of an unfinished rebase in a patched tree: stop for the user, accept a resolution, abort.
+"""Keep the state of an unfinished rebase in a patched tree: stop for the user, accept a resolution, abort.
 
-The journal (rebase.json) records the decisions so far and the target of the checkout. It is written before the checkout
-moves. Moved patches need no state, because moving them again produces the same commits.
+The journal (rebase.json) has the decisions of the user so far, and the commit to which the checkout moves. It is
+written before the checkout moves. Moved patches are not recorded, because moving them again gives the same commits. The
+phases are:
 
-    stopping   moving the checkout from `at` to `to`, where the conflict is
-    stopped    waiting for the user to resolve the conflict
-    taking     reading the user's resolution
-    writing    changing the tree and the project (transaction.py); every patch applies
-    aborting   moving the checkout back
+    stopping   the checkout is being moved from `at` to `to`, where the conflict is
+    stopped    the user has to resolve the conflict
+    taking     kvtool is reading the user's resolution
+    writing    every patch applies, and the tree and the project are being changed (transaction.py)
+    aborting   the checkout is being moved back
 
-No edits are lost: before the checkout moves on or back, its content becomes a commit with a ref.
+Edits of the user are not lost: before the checkout moves on or back, its files are committed, and a ref keeps the
+commit.
 """
 
 import contextlib
@@ -33,17 +35,17 @@ from kvtool.worktree.status import kvtool_dir, read_journal, write_json
 
 KEPT_REFS = "refs/kvtool/kept"
 _CONFLICT = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=false")
-_SIZE = 7  # characters of a conflict marker, unless an attribute sets another number
-_PROSE = (".md", ".rst", ".txt", ".adoc")  # where a line of equal signs underlines a heading
+_SIZE = 7  # length of a conflict marker, unless a git attribute sets another one
+_PROSE = (".md", ".rst", ".txt", ".adoc")  # in these files, a line of equal signs can be the underline of a heading
 
 
 @dataclass(frozen=True)
 class FileConflict:
-    """A file in conflict, as git left it.
+    """Hold a file with a conflict, as git left it.
 
-    size: characters of its conflict markers
-    digest: SHA-256 of the file; "" if git wrote none
-    filled: whether git resolved it as it was resolved before (rerere)
+    size: the length of its conflict markers
+    digest: the SHA-256 of the file; "" if git wrote no file
+    filled: True if git rerere resolved it in the same way as an earlier conflict
     """
 
     path: str
@@ -54,25 +56,25 @@ class FileConflict:
 
 @dataclass(frozen=True)
 class RebaseState:
-    """The content of rebase.json."""
+    """Hold the content of rebase.json."""
 
     phase: str
-    tag: str  # upstream to rebase onto
-    tree: str  # tree id of that upstream
-    date: str  # date of that upstream
-    head: str  # HEAD before the rebase
+    tag: str  # upstream tag to rebase onto
+    tree: str  # id of that upstream's git tree
+    date: str  # date of that upstream, as YYYY-MM-DD
+    head: str  # id of the commit at HEAD before the rebase
     branch: str  # branch before the rebase, "" for a detached HEAD
-    digest: str  # Series.digest before the rebase
-    mirror: str  # as given by the user
-    at: str  # commit where the checkout is
-    to: str = ""  # commit where the checkout moves
+    digest: str  # hash of the series before the rebase, see Series.digest
+    mirror: str  # --mirror, as the user gave it
+    at: str  # id of the commit where the checkout is
+    to: str = ""  # id of the commit to which the checkout moves
     stop: ConflictStop = field(default_factory=ConflictStop)
     choices: Choices = field(default_factory=Choices)
-    conflicts: tuple[FileConflict, ...] = ()  # of the stop, as git left them
+    conflicts: tuple[FileConflict, ...] = ()  # conflicts at the patch where the rebase stopped, as git left them
 
     @property
     def checkout_args(self) -> tuple[str, ...]:
-        """Return the arguments of git checkout that return to the state before the rebase."""
+        """Return the arguments of git checkout that restore the branch or the commit from before the rebase."""
         return (self.branch,) if self.branch else ("--detach", self.head)
 
 
@@ -82,13 +84,14 @@ def state_path(tree: Path) -> Path:
 
 
 def read_state(tree: Path) -> RebaseState | None:
-    """Return the unfinished rebase, or None. TreeError if the journal cannot be parsed."""
+    """Return the unfinished rebase, None if there is none. Raise TreeError if rebase.json cannot be parsed."""
     return read_journal(state_path(tree), RebaseState, "kvtool status")
 
 
 def write_state(tree: Path, state: RebaseState) -> RebaseState:
     """Write the state atomically, and return it."""
-    write_json(state_path(tree), asdict(state), private=True)  # a mirror can have a login in it
+    # only the user may read the file, because the URL of a mirror can contain a password
+    write_json(state_path(tree), asdict(state), private=True)
     return state
 
 
@@ -101,14 +104,18 @@ def stop_at(git: Git, console: Console, state: RebaseState, stop: ConflictStop) 
     state = write_state(git.repo, replace(state, phase="stopping", to=to, stop=stop, conflicts=()))
     run_checkout(git, console, "--detach", to)
     if stop.origin and not stop.commit:
-        git.run(*_CONFLICT, "cherry-pick", "--no-commit", stop.origin, check=False)  # conflicts are expected
+        # this fails with conflicts, as expected
+        git.run(*_CONFLICT, "cherry-pick", "--no-commit", stop.origin, check=False)
         _complete_conflicts(git, stop)
     return write_state(git.repo, replace(state, phase="stopped", at=to, conflicts=_conflicts_now(git)))
 
 
 @contextlib.contextmanager
 def resolving(git: Git, state: RebaseState) -> Iterator[RebaseState]:
-    """Mark the phase "taking" while kvtool works in a stopped tree: a lock left by a kill is then kvtool's own."""
+    """Set the phase "taking" while kvtool changes a stopped tree.
+
+    If kvtool is killed in this phase, the next run knows that a left lock file is kvtool's own.
+    """
     if state.phase == "taking":
         await_git(git.repo)
     state = write_state(git.repo, replace(state, phase="taking"))
@@ -119,9 +126,10 @@ def resolving(git: Git, state: RebaseState) -> Iterator[RebaseState]:
 
 
 def accept_resolution(git: Git, state: RebaseState) -> RebaseState:
-    """Accept the content of the tree as the resolution of state.stop. The checkout is clean afterwards.
+    """Commit the files of the tree as the resolution of state.stop.
 
-    ConflictError if a conflict is not resolved, TreeError if HEAD was moved elsewhere.
+    Raises ConflictError if a conflict is not resolved, and TreeError if HEAD is not based on the commit where the
+    rebase stopped.
     """
     head, parent = git.resolve("HEAD^{commit}"), state.stop.parent
     if head is None or not git.ok("merge-base", "--is-ancestor", parent, head):
@@ -165,7 +173,7 @@ def accept_resolution(git: Git, state: RebaseState) -> RebaseState:
 
 
 def _own_new_files(git: Git, stop: ConflictStop, resolved: str) -> list[str]:
-    """Return files of a resolution that belong to cpp/, as neither upstream nor the patch has them."""
+    """Return files of a resolution that belong into cpp/, because neither upstream nor the patch has them."""
     known = git.paths(stop.parent) | (git.paths(stop.origin) if stop.origin else frozenset())
     final = read_tree(git, resolved)
     of_patches = patch_paths(known, final)
@@ -173,12 +181,12 @@ def _own_new_files(git: Git, stop: ConflictStop, resolved: str) -> list[str]:
 
 
 def record_rerere(git: Git) -> None:
-    """Let git record resolved conflicts (rerere)."""
+    """Let git record how conflicts were resolved (rerere)."""
     git.run(*_CONFLICT, "rerere", check=False)
 
 
 def stash_as_commit(git: Git) -> str:
-    """Commit the tracked files of the checkout, move HEAD there, and keep the commit with a ref of its own."""
+    """Commit the tracked files of the checkout, move HEAD to the commit, and keep the commit with a ref of its own."""
     lock = git.repo / ".git" / "index.lock"
     if lock.exists():
         raise TreeError(
@@ -196,7 +204,7 @@ def stash_as_commit(git: Git) -> str:
         git.run("update-ref", "--no-deref", "-m", "kvtool rebase", "HEAD", head)
     git.run(
         "update-ref", _stash_ref_of(head), head
-    )  # a ref for each commit, so that the next stash does not drop this one
+    )  # one ref for each commit, so that the next commit does not replace this one
     for left in ("MERGE_MSG", "AUTO_MERGE", "CHERRY_PICK_HEAD"):
         (git.repo / ".git" / left).unlink(missing_ok=True)
     return head
@@ -207,13 +215,13 @@ def _stash_ref_of(commit: str) -> str:
 
 
 def stash_ref(git: Git, state: RebaseState, at: str) -> str:
-    """Return the ref that stash_as_commit() made for `at`, or "" if the checkout had no edits since `state`."""
+    """Return the ref that stash_as_commit() made for `at`; "" if the checkout had no edits."""
     ref = _stash_ref_of(at)
     return ref if at != state.at and git.resolve(ref) else ""
 
 
 def rerere_resolved(state: RebaseState) -> tuple[str, ...]:
-    """Return the files whose conflict rerere resolved as it was resolved before."""
+    """Return the files whose conflict git rerere resolved in the same way as an earlier conflict."""
     return tuple(sorted(conflict.path for conflict in state.conflicts if conflict.filled))
 
 
@@ -221,7 +229,10 @@ def rerere_resolved(state: RebaseState) -> tuple[str, ...]:
 
 
 def _complete_conflicts(git: Git, stop: ConflictStop) -> None:
-    """Write the conflicts that git cherry-pick resolved by itself because of an attribute such as merge=union."""
+    """Write conflict markers for the conflicts that git cherry-pick resolved without asking.
+
+    git does this if an attribute such as merge=union applies to the file.
+    """
     with scratch_repository(git.repo, below=kvtool_dir(git.repo)) as scratch:
         _, unmerged = merge_trees(scratch, f"{stop.parent}^{{tree}}", f"{stop.origin}^", stop.origin)
     there = _unmerged(git)
@@ -252,7 +263,7 @@ def _conflicts_now(git: Git) -> tuple[FileConflict, ...]:
             found.append(FileConflict(path, size))
             continue
         if not _marker_counts(text, size)["<"] and _marker_counts(text, size + 1)["<"]:
-            size += 1  # git does so for a file that both sides renamed
+            size += 1  # git writes longer markers into a file that both sides renamed
         sides = [git.raw("cat-file", "blob", blob) for _, blob in stages.values()]
         textual = len(sides) == 3 and not any(b"\0" in side for side in sides) and text not in sides[1:]
         filled = textual and not _marker_counts(text, size)["<"]
@@ -261,20 +272,20 @@ def _conflicts_now(git: Git) -> tuple[FileConflict, ...]:
 
 
 def _marker_size(git: Git, path: str) -> int:
-    """Return the number of characters of the markers that git writes into a file (conflict-marker-size)."""
+    """Return the length of the markers that git writes into a file (attribute conflict-marker-size)."""
     value = git.entries("check-attr", "-z", "conflict-marker-size", "--", path)[-1]
     return int(value) if value.isdigit() and int(value) else _SIZE
 
 
 def _marker_counts(text: bytes, size: int) -> Counter[str]:
-    """Count the lines that look like a conflict marker of a size, by their character."""
+    """Count the lines that look like conflict markers of the given length, by their character."""
     marker = re.compile(rb"^([<|>=])\1{%d}(?!\1)( |\r?$)" % (size - 1), re.MULTILINE)
     found = (match for match in marker.finditer(text) if match[1] != b"=" or match[2] != b" ")
     return Counter(match[1].decode() for match in found)
 
 
 def _files_with_markers(git: Git, state: RebaseState) -> list[str]:
-    """Return the files that still contain conflict markers, apart from lines that only look like one and are right."""
+    """Return the files that still have conflict markers. Lines that only look like markers are not counted."""
     known = {conflict.path: conflict.size for conflict in state.conflicts}
     sizes = sorted({_SIZE, *known.values()})
     names = sorted({*git.entries("diff", "--name-only", "-z", state.stop.parent), *_unmerged(git), *known})
@@ -288,7 +299,7 @@ def _sizes_of(name: str, known: Mapping[str, int], sizes: Sequence[int]) -> Sequ
 
 
 def _has_markers(git: Git, stop: ConflictStop, name: str, size: int) -> bool:
-    """Return True if a file has more markers than upstream's file and the patch's file explain."""
+    """Return True if a file has more lines like markers than upstream's version and the patch's version have."""
     file = git.repo / name
     if not file.is_file() or file.is_symlink():
         return False
@@ -311,7 +322,10 @@ def _is_submodule(stages: Mapping[str, tuple[str, str]]) -> bool:
 
 
 def _untouched_conflicts(git: Git, state: RebaseState) -> list[str]:
-    """Return the files in conflict that are still as git wrote them, without markers (one side has none, or binary)."""
+    """Return the files without markers whose conflict the user has not touched.
+
+    Such a file is binary, or only one side has it.
+    """
     there = _unmerged(git)
     open_ones = (c for c in state.conflicts if c.path in there and c.digest and not c.filled)
     return [c.path for c in open_ones if (git.repo / c.path).is_file() and _digest(git.repo / c.path) == c.digest]
@@ -322,7 +336,7 @@ def _digest(file: Path) -> str:
 
 
 def _absent_submodules(git: Git) -> list[str]:
-    """Return the submodules that are not checked out: git add cannot look at them."""
+    """Return the submodules that are not checked out, because git add cannot read them."""
     entries = (entry.partition("\t") for entry in git.entries("ls-files", "-s", "-z"))
     paths = {path for meta, _, path in entries if meta.startswith(SUBMODULE)}
     return sorted(path for path in paths if not _has_commit(git.repo / path))
@@ -333,7 +347,7 @@ def _has_commit(folder: Path) -> bool:
 
 
 def _settle_index(git: Git) -> None:
-    """Use upstream's side of remaining conflicts: a submodule, or a file that git add could not read."""
+    """Use upstream's side for conflicts that are left: a submodule, or a file that git add could not read."""
     entries: list[str] = []
     for path, stages in _unmerged(git).items():
         entries.append(f"0 {'0' * 40}\t{path}\0")
@@ -343,15 +357,15 @@ def _settle_index(git: Git) -> None:
 
 
 def recover(git: Git, state: RebaseState) -> RebaseState:
-    """Restore the checkout after a kill while it was moving.
+    """Restore the checkout after kvtool was killed while it moved the checkout.
 
-    TreeError if files were edited since that the move did not write.
+    Raises TreeError if files were edited that the move did not write.
     """
     await_git(git.repo)
     head, dirty = git.resolve("HEAD^{commit}"), git.dirty()
     if head == state.at:
         put_back(git, state.at, state.to, dirty, "rebase")
-    elif head == state.to and dirty:  # the checkout had arrived, and the conflict was being written
+    elif head == state.to and dirty:  # kvtool was killed while it wrote the conflict, after the checkout had moved
         return replace(state, at=stash_as_commit(git))
     elif head != state.to:
         raise TreeError(
@@ -363,7 +377,10 @@ def recover(git: Git, state: RebaseState) -> RebaseState:
 
 
 def abort(git: Git, console: Console, state: RebaseState) -> str:
-    """Restore the checkout from before the rebase. Return the ref of its last content, "" if there were no edits."""
+    """Restore the checkout from before the rebase.
+
+    Returns the ref that keeps the edits of the user, "" if there were none.
+    """
     if state.phase in ("stopped", "taking"):
         with resolving(git, state):
             git.run(*_CONFLICT, "rerere", "clear", check=False)
@@ -387,9 +404,9 @@ def abort(git: Git, console: Console, state: RebaseState) -> str:
 
 
 def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> None:
-    """Write a git range-diff of the series on the old and the new upstream."""
+    """Write the git range-diff between the series on the old and on the new upstream."""
     ranges = (f"{done.locked.base}..{done.locked.head}", f"{done.base}..{done.head}")
-    empty = done.locked.base == done.locked.head or done.base == done.head  # no range for git
+    empty = done.locked.base == done.locked.head or done.base == done.head  # git does not accept an empty range
     text = b"" if empty else git.raw("range-diff", "--no-color", "--no-ext-diff", *ranges)
     path = range_diff_path(tree, old_tag, done.tag)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -397,5 +414,5 @@ def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> Non
 
 
 def range_diff_path(tree: Path, old_tag: str, new_tag: str) -> Path:
-    """Return the file of the range-diff that a rebase writes."""
+    """Return the path of the range-diff that a rebase writes."""
     return kvtool_dir(tree) / "range-diff" / f"{old_tag}..{new_tag}.txt"

@@ -1,4 +1,4 @@
-"""Report the state of a patched tree and of each patch, and read and write kvtool's own files in its .git."""
+"""Read the state of a patched tree and of each patch. Also read and write kvtool's files in the tree's .git."""
 
 import contextlib
 import json
@@ -27,45 +27,48 @@ _OPERATIONS = {
     "BISECT_LOG": "a bisect",
 }
 _REBASING = "a kvtool rebase"
-_APPLY = "kvtool apply"  # next step for a tree that differs from the project
+_APPLY = "kvtool apply"  # the next step if the tree differs from the project
 _REBASE = "continue: kvtool rebase --continue; or cancel the rebase: kvtool rebase --abort"
-# journals that a killed command leaves; a rebase writes all three while it finishes
+# journals that a killed command leaves, and the command; a rebase has all three while it finishes
 _JOURNALS = (("rebase.json", "rebase"), ("pending.json", "apply"), ("export-stage.json", "export"))
 
 
 @dataclass(frozen=True)
 class TreeState:
-    """The state of a patched tree."""
+    """Hold the state of a patched tree."""
 
     path: Path
     applied: Applied | None
     head: str = ""
     branch: str = ""
     dirty: tuple[str, ...] = ()  # paths with uncommitted changes, including untracked files
-    extra: tuple[str, ...] = ()  # commits on top of the series, as "1234abc subject"
-    stale: str = ""  # why the tree differs from patches/, cpp/ or the lock, "" if it does not
-    operation: str = ""  # unfinished git operation or stopped kvtool rebase, "" for none
-    interrupted: str = ""  # kvtool command that was killed and must be run again
+    extra: tuple[str, ...] = ()  # commits after the last one of the series, as "1234abc subject"
+    stale: str = ""  # the difference between the tree and patches/, cpp/ or upstream.lock; "" if there is none
+    operation: str = ""  # an unfinished operation of git, or a stopped kvtool rebase; "" for none
+    interrupted: str = ""  # the kvtool command that was killed and must be run again; "" for none
     foreign: bool = False  # the folder has files that kvtool did not make
 
     @property
     def rebasing(self) -> bool:
-        """Return True if a kvtool rebase waits for the user. The tree is then not the applied series."""
+        """Return True if a kvtool rebase waits for the user. The tree then does not contain the applied series."""
         return _REBASING in self.operation
 
     @property
     def name(self) -> str:
-        """Return not-applied | interrupted | in-progress | dirty | commits | stale | clean (the first that holds)."""
+        """Return the name of the state: not-applied, interrupted, in-progress, dirty, commits, stale or clean.
+
+        If several apply, the first one is returned.
+        """
         return next((word for word, holds, *_ in _obstacles(self) if holds), "clean")
 
 
 def _obstacles(state: TreeState) -> Iterator[tuple[str, object, str, str, str]]:
-    """Yield each possible obstacle in order: name of the state, whether it holds, what, why, next step."""
+    """Yield each possible obstacle in order: the name of the state, whether it applies, and what, why and next step."""
     if state.applied is None:
         why = "it is not empty, and kvtool does not overwrite unknown files"
         move = "move it away, or name another place: --tree DIR"
         yield "not-applied", state.foreign, "it is not a tree that kvtool made", why, move
-        yield "not-applied", True, "nothing is applied there", "the series is not there yet", _APPLY
+        yield "not-applied", True, "nothing is applied there", "the patched tree was not made yet", _APPLY
         return
     again = f"kvtool {state.interrupted}" if state.interrupted != "rebase" else _REBASE
     yield "interrupted", state.interrupted, f"a kvtool {state.interrupted} was interrupted", "", again
@@ -78,7 +81,7 @@ def _obstacles(state: TreeState) -> Iterator[tuple[str, object, str, str, str]]:
     why = _listing(state.extra) or f"HEAD is {state.head[:10]}, the series ends at {end}"
     take = "write them to patches/ and cpp/: kvtool export; or keep them on a branch: "
     take += f"{git} branch mine && {git} reset --hard {end}"
-    yield "commits", state.head != state.applied.head, "there are commits that are not of the series", why, take
+    yield "commits", state.head != state.applied.head, "there are commits that are not in the series", why, take
     yield "stale", state.stale, "it differs from the project", state.stale, apply_command(state.applied.groups)
 
 
@@ -93,7 +96,10 @@ def kvtool_dir(tree: Path) -> Path:
 
 
 def write_json(path: Path, data: object, *, private: bool = False) -> None:
-    """Replace a JSON file atomically, also if the power fails. If `private`, only the owner may read it."""
+    """Replace a JSON file atomically, so that it is complete even after a power failure.
+
+    private: only the owner may read the file
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
     if private:
@@ -107,7 +113,7 @@ def write_json(path: Path, data: object, *, private: bool = False) -> None:
 
 
 def read_journal(path: Path, kind: type[_T], next_step: str) -> _T | None:
-    """Read a file of write_json(), None if it does not exist. TreeError if it cannot be parsed."""
+    """Read a file that write_json() wrote. Return None if it does not exist. Raise TreeError if it cannot be parsed."""
     try:
         return from_plain(kind, json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
@@ -117,22 +123,22 @@ def read_journal(path: Path, kind: type[_T], next_step: str) -> _T | None:
 
 
 def read_applied(tree: Path) -> Applied | None:
-    """Read state.json of a tree; None if nothing was applied there."""
+    """Return the record of what was applied to a tree, from its state.json; None if nothing was."""
     again = f"if {tree} holds nothing of yours, remove it and run kvtool apply"
     return read_journal(kvtool_dir(tree) / "state.json", Applied, again)
 
 
 def write_applied(tree: Path, applied: Applied) -> None:
-    """Write state.json, and a ref that keeps the commits even if the user's branch moves on."""
+    """Write state.json, and set a ref that keeps the commits even if the user's branch changes."""
     (tree / ".git/refs/kvtool/applied.lock").unlink(
         missing_ok=True
-    )  # left by a killed git: only kvtool writes this ref
+    )  # a killed git left this lock; no other program writes this ref
     Git(tree).run("update-ref", "refs/kvtool/applied", applied.head)
     write_json(kvtool_dir(tree) / "state.json", asdict(applied))
 
 
 def tree_state(project: Project) -> TreeState:
-    """Return the state of the patched tree. Changes nothing."""
+    """Return the state of the patched tree, without changing anything."""
     tree = project.tree
     applied = read_applied(tree)
     if applied is None:
@@ -156,10 +162,10 @@ def tree_state(project: Project) -> TreeState:
 
 
 def _branch(tree: Path) -> str:
-    """Return the branch that is checked out, "" for none."""
+    """Return the name of the branch that is checked out, "" for none."""
     from git import Repo  # late: the import is slower than most of kvtool's work with a tree
 
-    # GitPython follows GIT_COMMON_DIR, GIT_OBJECT_DIRECTORY and the like, which kvtool ignores everywhere
+    # GitPython reads GIT_COMMON_DIR, GIT_OBJECT_DIRECTORY and others, which kvtool ignores everywhere
     hidden = {name: os.environ.pop(name) for name in tuple(os.environ) if name.startswith("GIT_")}
     try:
         with contextlib.closing(Repo(tree, expand_vars=False)) as repo:
@@ -169,7 +175,7 @@ def _branch(tree: Path) -> str:
 
 
 def _stopped_rebase(tree: Path) -> str:
-    """Describe the rebase that waits for the user; "" if it was killed instead."""
+    """Describe the rebase that waits for the user; "" if it was killed."""
     try:
         journal = json.loads((kvtool_dir(tree) / "rebase.json").read_text(encoding="utf-8"))
         words = f"{_REBASING} onto {journal['tag']}, stopped at patch {journal['stop']['id']!r},"
@@ -193,7 +199,10 @@ def _stale(project: Project, applied: Applied) -> str:
 
 
 def carried_files(project: Project) -> frozenset[str]:
-    """Return the paths of the files of cpp/ that the tree has, or will have if nothing is applied."""
+    """Return the paths of the files of cpp/ that belong into the tree.
+
+    These are the files of the groups that the tree contains. If nothing is applied, these are all files of cpp/.
+    """
     applied = read_applied(project.tree)
     known = {group.id for group in load_groups(project)}
     groups = [group for group in applied.groups if group in known] if applied else []
@@ -201,7 +210,7 @@ def carried_files(project: Project) -> frozenset[str]:
 
 
 def require_applied(project: Project) -> TreeState:
-    """Return the state of a clean tree. TreeError if the tree is not exactly the applied series."""
+    """Return the state of a clean tree. Raise TreeError if the tree is not exactly the applied series."""
     state = tree_state(project)
     if state.name == "clean":
         return state
@@ -219,7 +228,7 @@ def _listing(items: tuple[str, ...]) -> str:
     return ", ".join(items[:5]) + more
 
 
-# --- patch by patch ----------------------------------------------------------------------------------------------
+# --- the state of each patch ------------------------------------------------------------------------------------
 
 _DONE = {
     PatchOutcome.MERGED: "upstream has it",
@@ -230,15 +239,18 @@ _DONE = {
 
 @dataclass(frozen=True)
 class PatchReason:
-    """The state of one patch in the tree."""
+    """Hold the state of one patch in the tree."""
 
     id: str
-    state: str  # applied, left-out, changed, new or gone
-    why: str  # reason in one sentence
+    state: str  # "applied", "left-out", "changed", "new" or "gone"
+    why: str  # reason for the state, in one sentence
 
 
 def explain_patches(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReason, ...]:
-    """Return the state of each patch of the project, then of patches only in the tree. Empty for an unknown tag."""
+    """Return the state of each patch of the project, then of the patches that only the tree has.
+
+    Returns nothing if the lock does not have the tag of the tree.
+    """
     if applied.tag not in lock.upstreams:
         return ()
     known = {group.id for group in load_groups(project)}
@@ -259,13 +271,13 @@ def _reason(loaded: LoadedPatch, report: PatchReport | None, changed: Mapping[st
         limits = [
             f"{key} {limit}" for key, limit in (("from", loaded.patch.since), ("until", loaded.patch.until)) if limit
         ]
-        return PatchReason(name, "left-out", f"series.toml has it {' '.join(limits)}, and this is {tag}")
+        return PatchReason(name, "left-out", f"series.toml includes it {' '.join(limits)}, and the tree is on {tag}")
     if report is None or (report.outcome is PatchOutcome.SKIPPED and not report.commit):
-        return PatchReason(name, "new", "it was added since; kvtool apply puts it into the tree")
+        return PatchReason(name, "new", "it was added after the last apply; kvtool apply adds it to the tree")
     if not report.commit:
         return PatchReason(name, "left-out", _DONE.get(report.outcome, str(report.outcome)))
     if changed.get(report.commit) != changed_rows(loaded.mail.diff):
-        other = f"patches/{loaded.patch.file} is another than the commit {report.commit[:10]}"
+        other = f"patches/{loaded.patch.file} differs from the commit {report.commit[:10]}"
         return PatchReason(name, "changed", other)
     note = f"; {report.moved[0]}" if report.moved else ""
     return PatchReason(name, "applied", f"commit {report.commit[:10]}{note}")

@@ -1,7 +1,7 @@
-"""Change several files of the project and the tree, or none of them.
+"""Change several files of the project and the tree together: either all of them or none.
 
-The old and new contents are first saved (a Stage in .git/kvtool of the tree). Then the tree moves, then the files are
-written. If kvtool is killed partway, the next run finishes the change or rolls it back.
+First, the old and the new contents are saved (a Stage, in .git/kvtool of the tree). Then the checkout of the tree
+moves, and then the files are written. If kvtool is killed partway, the next run finishes the change or undoes it.
 """
 
 import os
@@ -24,9 +24,9 @@ _ADVICE = {"export": "nothing was changed", "rebase": "kvtool rebase --continue,
 
 
 class Stage:
-    """The saved changes of one command: each file before and after, and further data.
+    """Hold the saved changes of one command: each file before and after, and more data.
 
-    Create the Stage before the project is read: save() then refuses to overwrite a file that was edited later.
+    Create the Stage before the project is read. Then save() can notice a file that was edited after that.
     """
 
     def __init__(self, project: Project, verb: str) -> None:
@@ -37,7 +37,10 @@ class Stage:
         self._read = {name: self._now(name) for name in names}
 
     def save(self, changes: Sequence[Change], **more: object) -> None:
-        """Write the changes to disk, so that they survive a kill. TreeError if a file was edited since __init__()."""
+        """Write the changes to disk, where they survive if kvtool is killed.
+
+        Raises TreeError if a file was edited after the Stage was created.
+        """
         if edited := [change.path for change in changes if self._now(change.path) != self._read.get(change.path)]:
             raise TreeError(
                 f"{', '.join(edited)}: edited while kvtool {self.verb} worked",
@@ -51,19 +54,22 @@ class Stage:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """Read the journal of this stage, {} if there is none."""
+        """Return the content of the saved file, {} if it does not exist."""
         advice = "look at git status of the project and of the tree, then remove the file"
         return read_journal(self.path, dict, advice) or {}
 
     def _now(self, name: str) -> list[Any] | None:
-        """Return a file of the project as it is saved: its bytes as characters, and its executable bit."""
+        """Return a file of the project in the form in which it is saved: its bytes as text, and its executable bit."""
         path = self.project.root / name
         if not path.is_file():
             return None
         return [path.read_bytes().decode("latin-1"), os.name != "nt" and bool(path.stat().st_mode & 0o100)]
 
     def refuse_edited(self) -> None:
-        """Raise TreeError if a file has neither the old nor the new content: the user edited it after a kill."""
+        """Raise TreeError if a file has neither the old nor the new content.
+
+        Then the user edited it after kvtool was killed.
+        """
         for file in self.plan.get("files", ()):
             now, old, new = (state and state[0] for state in (self._now(file["path"]), file["old"], file["new"]))
             if now not in (old, new):
@@ -76,7 +82,10 @@ class Stage:
                 )
 
     def restore(self, side: str) -> None:
-        """Write the files of the project: the new contents in order ("new"), or the old ones in reverse ("old")."""
+        """Write the files of the project.
+
+        side: "new" for the new contents, in order; "old" for the old contents, in reverse order
+        """
         files = self.plan["files"]
         with writing("the project", _ADVICE[self.verb]):
             for left in (*self.project.patches.glob(".*.kvtool-new"), *self.project.cpp.rglob(".*.kvtool-new")):
@@ -87,7 +96,7 @@ class Stage:
                     put_file(self.project.root / file["path"], Change(file["path"], side, content, executable))
 
     def clear(self) -> None:
-        """Remove the saved changes after the command is finished or undone."""
+        """Remove the saved changes. Call this after the command was finished or undone."""
         self.path.unlink()
 
 
@@ -96,7 +105,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class CommittedRebase:
-    """The changes of a finished rebase."""
+    """Report the changes of a finished rebase."""
 
     applied: Applied
     previous: str  # tag before the rebase
@@ -106,9 +115,9 @@ class CommittedRebase:
 def commit_rebase(
     stage: Stage, git: Git, console: Console, state: RebaseState, changes: Sequence[Change], applied: Applied
 ) -> CommittedRebase:
-    """Change tree and project.
+    """Write a finished rebase to the tree and the project.
 
-    On failure, roll back, unless the user has resolved a conflict: then the rebase waits for `--continue`.
+    If this fails, it is undone. But if the user has resolved a conflict, the rebase stays and waits for `--continue`.
     """
     project = stage.project
     before = read_applied(project.tree)
@@ -127,9 +136,10 @@ def commit_rebase(
 
 
 def finish_rebase(project: Project, git: Git, console: Console, state: RebaseState) -> CommittedRebase:
-    """Finish a saved rebase from any point: the tree, then the files of the project, the lock last.
+    """Finish a saved rebase, however far it was done before.
 
-    TreeError if a commit was made since, because it would be dropped from the branch.
+    First the tree is changed, then the files of the project, with the lock as the last one. Raises TreeError if the
+    user made a commit after that, because the commit would be dropped from the branch.
     """
     tree, stage = project.tree, Stage(project, "rebase")
     stage.refuse_edited()
@@ -165,7 +175,7 @@ def roll_back(project: Project, git: Git, console: Console, state: RebaseState) 
     stage.restore("old")
     run_checkout(git, console, *state.checkout_args)
     branch = f"refs/heads/{branch_of(state.tag)}"
-    if branch != f"refs/heads/{state.branch}":  # restore the branch, unless it was moved since
+    if branch != f"refs/heads/{state.branch}":  # restore the branch, unless the user moved it
         back = (branch, plan["branch"]) if plan["branch"] else ("-d", branch)
         git.run("update-ref", *back, state.to, check=False)
     write_applied(tree, from_plain(Applied, plan["before"]))

@@ -195,7 +195,7 @@ def test_latest_offline_is_last_of_lock(good: Tiny, kvtool: Any, monkeypatch: py
     monkeypatch.delenv("KVTOOL_UPSTREAM")  # the lock's remote does not exist
     ran = kvtool("canary", "--to", "fetch", "--json")
     assert (ran.code, ran.json["tag"], ran.json["tag_from"]) == (0, "v2", "upstream.lock") and ran.json["tag_why"]
-    assert "could not be asked" in kvtool("canary", "--to", "fetch").out
+    assert "could not be reached" in kvtool("canary", "--to", "fetch").out
 
 
 def test_unavailable_tag_fails_fetch(good: Tiny, kvtool: Any) -> None:

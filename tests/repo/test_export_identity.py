@@ -126,7 +126,7 @@ def test_fixup_of_equal_subject_is_ambiguous(applied: Tiny, kvtool: Any) -> None
 def test_fixup_of_nothing_is_refused(applied: Tiny, kvtool: Any, kind: str) -> None:
     git(applied.tree, "commit", "-q", "--allow-empty", "-m", f"{kind}! use: a typo\n\nuse: an even better subject")
     ran = kvtool("export", "--json")
-    assert ran.code == 4 and "fixes nothing" in ran.json["error"]["what"]
+    assert ran.code == 4 and "is a fixup, but its patch was not found" in ran.json["error"]["what"]
 
 
 def test_export_reports_every_commit_and_loss(applied: Tiny, kvtool: Any) -> None:

@@ -76,7 +76,7 @@ def test_merge_commit_is_refused(applied: Tiny, kvtool) -> None:
 
 def test_fixup_of_unknown_patch(applied: Tiny, kvtool) -> None:
     edit(applied, "src/b.h", "bool dynamic;", "bool dyn;", "fixup! no such patch")
-    refused(applied, kvtool, 4, "fixes nothing", "no such patch")
+    refused(applied, kvtool, 4, "is a fixup, but its patch was not found", "no such patch")
 
 
 def test_fixup_that_needs_later_patch(applied: Tiny, kvtool) -> None:

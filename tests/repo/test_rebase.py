@@ -198,8 +198,8 @@ def test_assumed_older_upstream_is_reported(
     mirror = squashed(applied, "other", tmp_path / "mirror")
     ran = kvtool("rebase", "other", "--dry-run", "--json", "--mirror", mirror)
     assert (ran.code, outcomes(ran)["new"]) == (0, "skipped")
-    assert "its date (2020-01-01), other is taken for older than v1" in ran.json["older"]
-    assert "leave out new. If it is not" in ran.json["older"]
+    assert "other older than v1, by its number or its date (2020-01-01)" in ran.json["older"]
+    assert "leave out new. If it is newer" in ran.json["older"]
     assert ran.json["older"] in " ".join(kvtool("rebase", "other", "--dry-run", "--mirror", mirror).out.split())
 
 
@@ -277,9 +277,9 @@ def test_unlisted_upstream_decides_by_content(applied: Tiny, kvtool: Any) -> Non
     told = {patch["id"]: patch for patch in ran.json["patches"]}
     applied_there = {name for name, patch in told.items() if patch["outcome"] == "applied"}
     assert applied_there == {"flag", "use", "needed", "before"}
-    assert "is needed from v3 on, the lock's next one, and its place is here" in told["needed"]["moved"][0]
-    assert "is not needed from v3 on, the lock's next one, and its" in told["before"]["moved"][0]
-    assert "is not needed from v3 on, the lock's next one, and it has no" in told["placeless"]["moved"][0]
+    assert "is needed from v3 on, the next tag of the lock, and it applies here" in told["needed"]["moved"][0]
+    assert "is not needed from v3 on, the next tag of the lock, and it" in told["before"]["moved"][0]
+    assert "is not needed from v3 on, the next tag of the lock, and it does not apply" in told["placeless"]["moved"][0]
     assert not any(told[name]["moved"] for name in ("flag", "later", "feature", "instead", "gone"))
     series = tomllib.loads((applied.root / "patches/series.toml").read_text())
     limits = {patch["id"]: (patch.get("from"), patch.get("until")) for patch in series["patch"]}

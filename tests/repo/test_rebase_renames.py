@@ -45,7 +45,9 @@ def test_conflict_in_renamed_file(stopped: Tiny, kvtool: Any, name: str) -> None
 def test_renamed_folder_of_cpp_is_reported(applied: Tiny, kvtool: Any) -> None:
     renamed(applied, ("src/a.cpp", "lib/a.cpp"), ("src/b.h", "lib/b.h"))
     release(applied, "v3")
-    astray = ["upstream has no src any more (most of its files are in lib); only the files of cpp/src are left there"]
+    astray = [
+        "upstream has no src any more (most of its files are in lib); only the files of cpp/src would be in this folder"
+    ]
     assert kvtool("rebase", "v3", "--dry-run", "--json").json["astray"] == astray
     ran = kvtool("rebase", "v3", "--json")
     assert (ran.code, ran.json["outcome"], ran.json["astray"]) == (0, "rebased", astray)
@@ -115,7 +117,9 @@ def test_rename_to_hardly_similar_file_is_noted(applied: Tiny, kvtool: Any, is_s
     ran = kvtool("rebase", "v3", "--json")
     assert ran.code == 0, ran
     notes = ran.json["patches"][1]["moved"]
-    assert bool(notes) != is_similar and all("src/a.cpp is taken for src/core.cpp now" in note for note in notes), notes
+    assert bool(notes) != is_similar and all(
+        "src/core.cpp counts as the renamed src/a.cpp" in note for note in notes
+    ), notes
 
 
 def test_unchanged_refused_place_is_reported(project: Tiny, kvtool: Any) -> None:
@@ -127,7 +131,10 @@ def test_unchanged_refused_place_is_reported(project: Tiny, kvtool: Any) -> None
     ran = kvtool("rebase", "--continue", "--json")
     assert ran.code == 0, ran
     (note,) = ran.json["patches"][2]["moved"]
-    assert note.startswith("src/a.cpp: as it was left, though it landed in line ") and "function_6" in note
+    assert (
+        note.startswith("src/a.cpp: not changed by the resolution, although it landed in line ")
+        and "function_6" in note
+    )
 
 
 def test_resolution_with_other_file_is_reported(stopped: Tiny, kvtool: Any) -> None:

@@ -99,7 +99,7 @@ def test_status_explains_each_patch(project: Tiny, kvtool) -> None:
     project.add_patch("late", ("src/a.cpp", "x + 7;", "x + 7 + 7;"), extra='from = "v2"\n')
     kvtool("apply")
     assert states() == {"flag": "applied", "use": "applied", "late": "left-out"}
-    assert "late: left-out: series.toml has it from v2, and this is v1" in kvtool("status").out
+    assert "late: left-out: series.toml includes it from v2, and the tree is on v1" in kvtool("status").out
     assert "flag: applied" not in kvtool("status").out, "patches without a problem are not listed"
     project.add_patch("more", ("src/a.cpp", "x + 6;", "x + 6 + 6;"))
     patch = project.root / "patches/flag.patch"

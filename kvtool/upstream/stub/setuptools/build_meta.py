@@ -1,4 +1,4 @@
-"""A build backend that builds nothing: it answers pip with the name and version that PKG-INFO states."""
+"""Be a build program that builds nothing: it only tells pip the name and the version in PKG-INFO."""
 
 import email
 from pathlib import Path
@@ -6,10 +6,12 @@ from typing import NoReturn
 
 
 def get_requires_for_build_wheel(config_settings: object = None) -> list[str]:  # noqa: ARG001
+    """Return no requirements."""
     return []
 
 
 def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: object = None) -> str:  # noqa: ARG001
+    """Write only the name and the version as metadata, and return the name of the folder."""
     head = email.message_from_string(Path("PKG-INFO").read_text(encoding="utf-8"))
     info = Path(metadata_directory, f"{head['Name']}-{head['Version']}.dist-info")
     info.mkdir()
@@ -20,6 +22,4 @@ def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: o
 
 def build_wheel(*_args: object, **_more: object) -> NoReturn:
     """Refuse to build."""
-    """Return no requirements."""
-    """Write minimal metadata, and return its folder."""
     raise RuntimeError("nothing is built here")
