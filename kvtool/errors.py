@@ -12,7 +12,9 @@ from typing import Any, ClassVar
 
 
 class KvtoolError(Exception):
-    """A bug in kvtool. This class is also the base of all other errors of kvtool.
+    """A bug in kvtool.
+
+    This class is also the base of all other errors of kvtool.
 
     what: one sentence about what failed, without a full stop
     why: the reason, "" if it is unknown
@@ -87,7 +89,7 @@ class VerifyError(KvtoolError, code="verify", exit_code=8):
 
 
 class MeasureError(KvtoolError, code="measure", exit_code=8):
-    """A measurement failed or, with --strict, that a figure misses its target."""
+    """A measurement failed or, with --strict, a figure misses its target."""
 
 
 class NetworkError(KvtoolError, code="network", exit_code=9):
