@@ -175,7 +175,7 @@ def test_mails_recreate_the_commits(applied: Tiny, kvtool: Any, tmp_path: Path) 
             check=True,
         )
     ran = kvtool("export", "--json")
-    assert ran.code == 0 and sum("blank in front" in loss for loss in ran.json["losses"]) == 2
+    assert ran.code == 0 and sum("a blank is put in front" in loss for loss in ran.json["losses"]) == 2
     clean(applied, kvtool)
     told = kvtool("export", "--mailbox", tmp_path / "with a blank" / "mails").out.splitlines()[-1]
     plain = tmp_path / "plain"
