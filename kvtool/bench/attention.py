@@ -29,8 +29,8 @@ TYPES = ("q8_0", "q4_0")
 DEPTHS, QUICK_DEPTHS = (512, 2048, 4096, 8192), (512, 2048)
 KINDS = "prompt", "generate"
 BATCH = 64  # tokens of a prompt; llama.cpp's flash attention has other code for fewer than 64
-CALLS = {"-p": BATCH, "-b": 8, "-n": 24}
-BEYOND = 1024  # tokens that kv-bench needs beyond the last depth
+CALLS = {"-p": BATCH, "-b": 7, "-n": 24}
+BEYOND = 1024  # kv-bench needs room beyond the last depth for the calls and a batch of 512 tokens
 _COLOURS = {"f16": plots.GREY, "q8_0": plots.BLUE, "q4_0": plots.ORANGE}
 _TITLES = {"prompt": f"Prompts of {BATCH} tokens", "generate": "Generated tokens"}
 
