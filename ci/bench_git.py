@@ -1,16 +1,19 @@
-"""What kvtool costs against plain git: python ci/bench_git.py [--rounds N] [--json FILE].
+"""Measure how much slower kvtool is than plain git.
 
-On the locked upstream, all on one machine and in turn, so that whatever else the machine does hits each alike:
+Usage: python ci/bench_git.py [--rounds N] [--json FILE]
+
+All runs are on the locked upstream and on one machine. They alternate, so a disturbance of the machine affects all of
+them:
 
   am              git am of the series, in a checkout of the same tree
   apply           kvtool apply, in a checkout of the same tree
-  am-fresh        the same from nothing: fetch from the cache, checkout, git am
+  am-fresh        the same as am from nothing: fetch from the cache, checkout, git am
   apply-fresh     kvtool apply from nothing, the whole command
   dry-run         kvtool rebase --dry-run onto another tag (--onto)
-  apply-command, dry-run-command    the whole commands: apply and dry-run are without the start of Python
+  apply-command, dry-run-command    the whole commands; apply and dry-run are measured without the start of Python
 
-Prints the medians and their ratio to git am's as JSON. Exit code 1 when the ratio of apply, apply-fresh or dry-run is
-above --bar.
+Prints the medians, and their ratios to the medians of git am, as JSON. The exit code is 1 if the ratio of apply,
+apply-fresh or dry-run is larger than --bar.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ PAIRS = {
     "apply-command": "am",
     "dry-run-command": "am",
 }
-HELD = ("apply", "apply-fresh", "dry-run")  # against the bar
+HELD = ("apply", "apply-fresh", "dry-run")  # the runs that are compared with the target --bar
 
 
 def run(*argv: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
@@ -56,14 +59,14 @@ def kvtool(*args: str | Path) -> str:
 
 
 def git(*args: str | Path, cwd: Path) -> str:
-    """Run git without the user's settings, like kvtool's own calls, with a fixed author."""
+    """Run git without the user's settings, as kvtool does, and with a fixed author."""
     env = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_PAGER": "cat"}
     me = {f"GIT_COMMITTER_{key}": value for key, value in (("NAME", "bench"), ("EMAIL", "bench@localhost"))}
     return run("git", "-c", "gc.auto=0", *args, cwd=cwd, env={**env, **me})
 
 
 def inside(*args: str | Path) -> None:
-    """Run kvtool in this process, where all modules are imported already."""
+    """Run kvtool in this process, in which all modules are already imported."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
         code = cli.run([str(part) for part in args])
     if code:
@@ -77,7 +80,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 class Bench:
-    """The folders, made once: an empty project (to return to the base), a mailbox, a checkout for git am."""
+    """Make the folders once: an empty project to return to the base, a mailbox, and a checkout for git am."""
 
     def __init__(self, work: Path, onto: str) -> None:
         self.work, self.onto = work, onto
@@ -108,7 +111,7 @@ class Bench:
         git("am", "--quiet", *self.mails, cwd=place)
 
     def round(self) -> dict[str, float]:
-        """Run each command once. Restoring the state between them is not timed."""
+        """Run each command once. The time to restore the state between two commands does not count."""
         git("checkout", "--quiet", "-B", "work", self.base, cwd=self.plain)
         self.apply(self.empty)
         for place in (self.fresh, self.work / "fresh-tree"):
@@ -131,13 +134,15 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--onto", default="", help="tag for the dry run; it must apply there, and be in the cache")
-    parser.add_argument("--bar", type=float, default=2.0, help="how many times git am's time is too much")
+    parser.add_argument(
+        "--onto", default="", help="tag for the dry run; the series must apply to it, and it must be in the cache"
+    )
+    parser.add_argument("--bar", type=float, default=2.0, help="largest allowed ratio to the time of git am")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvtool-bench-") as name:
         bench = Bench(Path(name), given.onto)
-        bench.round()  # warms the file cache up
+        bench.round()  # fill the system's cache of files
         rounds = [bench.round() for _ in range(given.rounds)]
     medians = {what: statistics.median(times[what] for times in rounds) for what in rounds[0]}
     ratios = {what: medians[what] / medians[against] for what, against in PAIRS.items() if what in medians}

@@ -1,10 +1,10 @@
-"""Draw docs/results/bench/budget.svg, a conversation that changes its type twice within a budget.
+"""Draw docs/results/bench/budget.svg: a conversation within a memory budget that changes its cell type twice.
 
 Usage: python ci/budget_picture.py [BIN_DIR MODEL]
 
-BIN_DIR has a kv-bench of ours; MODEL has the cache of Qwen3.5-27B, as `kvtool verify` makes it. With them, the script
-measures again and writes budget.json, which takes some minutes. Without them, it draws the recorded budget.json.
-Needs kvtool[bench].
+BIN_DIR has this project's kv-bench. MODEL has the cache of Qwen3.5-27B, as `kvtool verify` makes it. With both, the
+script measures again and writes budget.json, which takes some minutes. Without them, it draws the recorded budget.json.
+It needs kvtool[bench].
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TYPES = {"f16": plots.BLUE, "q8_0": plots.ORANGE, "q4_0": plots.GREEN}
 
 
 def measure(kv_bench: Path, model: Path) -> list[dict[str, Any]]:
-    """Return depth, type and committed bytes of a conversation that grows until the budget is used up."""
+    """Return the depth, the type and the allocated bytes of a conversation that grows until the budget is used up."""
     depths = ",".join(str(n) for n in range(STEP, CELLS + 1, STEP))
     argv = [kv_bench, "-m", model, "-c", str(CELLS), "--kv-dynamic", "on", "-t", "1", "-d", depths]
     argv += ["--budget", str(BUDGET), "--auto-quant", ",".join(TYPES)]
@@ -40,7 +40,7 @@ def measure(kv_bench: Path, model: Path) -> list[dict[str, Any]]:
 
 
 def draw(points: list[dict[str, Any]]) -> bytes:
-    """Return the picture of the points as SVG."""
+    """Return a plot of the points as SVG."""
     with plots.picture("budget") as (files, (axis,)):
         axis.plot([0, CELLS], [BUDGET] * 2, color=plots.GREY, linestyle="--", label=f"budget\n{BUDGET} MiB")
         for before, after in itertools.pairwise(points):
@@ -63,7 +63,7 @@ def draw(points: list[dict[str, Any]]) -> bytes:
 
 
 def main() -> None:
-    """Measure if programs are named, and draw."""
+    """Measure if programs are given, and draw the plot."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bin_dir", type=Path, nargs="?")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Does the patch set still hold on upstream's newest tag? kvtool canary, its report in report/canary.json, and with
-# GH_TOKEN one issue per breakage. Nothing here is changed, the lock does not move.
-#   ci/canary.sh [TAG] [OPTION...]      as for kvtool canary; TAG: another one than the newest
-# The exit code is kvtool's own (3 a patch has no place, 7 the build fails, 8 verify fails, 9 network).
+# Test with kvtool canary whether the patches still work on upstream's newest tag. The report is report/canary.json. With
+# GH_TOKEN, one GitHub issue is opened for each breakage. The project and its upstream.lock do not change.
+#   ci/canary.sh [TAG] [OPTION...]      TAG: a tag instead of the newest one; OPTION: an option of kvtool canary
+# The exit code is that of kvtool: 3 a patch does not apply, 7 the build failed, 8 verify failed, 9 no network.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 [ -x .venv/bin/kvtool ] || sh ci/setup.sh || exit

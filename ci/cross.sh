@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Other systems, before their own runners: compile cpp/ and every upstream file that a patch touches with zig's compilers,
-# link the C++ unit tests and kv-check, and run them where an emulator is there (wine, qemu-user).
-#   ci/cross.sh [macos|windows|linux-arm64]...      all three unless named
-# Needs the patched tree (kvtool apply). The models that kv-check reads are the build's (kvtool build): without one, and
-# for macOS, it is compiled and linked only.
+# Compile for other systems on this machine, so that mistakes are found before the runners of those systems find them. zig's
+# compilers compile cpp/ and every upstream file that a patch changes, and link the C++ unit tests and kv-check. If an
+# emulator is installed (wine, qemu-user), they also run.
+#   ci/cross.sh [macos|windows|linux-arm64]...      without names, all three
+# Needs the patched tree (kvtool apply). kv-check reads models that a build of this system makes (kvtool build). Without such
+# a build, and for macOS, kv-check is only compiled and linked.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ -x .venv/bin/kvtool ] || sh ci/setup.sh
@@ -14,13 +15,13 @@ export PATH="$PWD/.venv/bin:$PATH"
 
 base=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["base"])' "$tree/.git/kvtool/state.json")
 
-# keep zig's builds of the C and C++ libraries next to our builds
+# zig keeps its builds of the C and C++ libraries here, next to the other builds
 export ZIG_GLOBAL_CACHE_DIR="$tree/build/zig" ZIG_LOCAL_CACHE_DIR="$tree/build/zig"
 export CCACHE_COMPILERTYPE=clang CCACHE_COMPILERCHECK=content CCACHE_BASEDIR="$tree" CCACHE_NOHASHDIR=1
 export WINEPREFIX="$tree/build/wine" WINEDEBUG=-all WINEDLLOVERRIDES="mscoree,mshtml="
 mkdir -p "$tree/build/zig"
 
-# wrap zig's tools as programs of one word each, as CMake and ccache need them
+# make a program of one word for each of zig's tools, because CMake and ccache need that
 tool() { # NAME ARGUMENT...
     local path="$tree/build/zig/$1"
     shift
@@ -46,7 +47,7 @@ configure() { # DIR TARGET CMAKE-OPTION...
         -DLLAMA_USE_PREBUILT_UI=OFF "${launcher[@]}" "$@" >"$dir.log" 2>&1 || { tail -30 "$dir.log"; return 1; }
 }
 
-# what ninja compiles from the C++ files that are ours or patched
+# print what ninja compiles from the C++ files of cpp/ and the patched C++ files
 objects() { # DIR
     git -C "$tree" diff --name-only "$base" HEAD -- '*.cpp' >"$1.sources"
     python - "$1" "$tree" <<'END'
@@ -60,7 +61,7 @@ for unit in json.loads((directory / "compile_commands.json").read_text()):
 END
 }
 
-# measure a context, and run kv-check's quick set over a model of each memory class, with the given runner
+# with the given emulator, measure a context, and run kv-check --quick on one model of each memory class
 quick() { # KV-CHECK RUNNER...
     local check=$1 model failed=0
     shift
@@ -77,7 +78,7 @@ toys = models.toys(build / "cpu-release" / "bin" / "test-llama-archs", build / "
 print(models.cache_model(models.QWEN35_27B, build / "verify"), *checks.named_toys(toys, checks.CLASS_TOYS), sep="\n")
 END
     {
-        # a cache of 2 GiB uses only its start: nothing writes the rest
+        # a cache of 2 GiB uses memory only for its start, because nothing writes the rest
         read -r model
         timeout 300 "$@" "$check" -m "$model" --memory --kv-dynamic on -c 32768 </dev/null \
             >"$tree/build/cross-result" 2>/dev/null || failed=1
@@ -105,7 +106,7 @@ system() { # NAME
         configure "$dir" x86_64-windows-gnu -DCMAKE_SYSTEM_NAME=Windows -DCMAKE_SYSTEM_PROCESSOR=AMD64
         suffix=.exe runner=(wine) ;;
     linux-arm64)
-        # musl, because a static program needs no system of that kind around it
+        # with musl the programs are static, so the emulator needs no files of such a system
         configure "$dir" aarch64-linux-musl -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
             -DCMAKE_EXE_LINKER_FLAGS=-static
         runner=(qemu-aarch64) ;;
@@ -120,7 +121,7 @@ system() { # NAME
     [ "${#runner[@]}" -gt 0 ] || return 0
     command -v "${runner[0]}" >/dev/null || { echo "NOT RUN: ${runner[0]} is not installed"; return 0; }
     for unit in "${programs[@]:1}"; do
-        # it reports success for a call that it ignores
+        # qemu-user reports success for calls that it ignores
         if [ "${runner[0]} $unit" = "qemu-aarch64 test-kv-pages" ]; then
             echo "  $unit: NOT RUN, as qemu-user has no MADV_POPULATE_WRITE and no RLIMIT_AS"
             continue
@@ -136,7 +137,7 @@ status=0
 [ $# -gt 0 ] || set -- macos windows linux-arm64
 for name; do
     echo "== $name"
-    # use a separate subshell: set -e is off on the left side of ||
+    # use a subshell, because set -e has no effect on the left side of ||
     (set -e; system "$name") &
     wait $! || { echo "$name: FAILED"; status=1; }
 done

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# CUDA without a GPU: install NVIDIA's compiler from PyPI into .venv, and compile our and the patched files of ggml-cuda for one
-# kind of GPU, with virtual memory and without. Nothing is linked and nothing runs. ci/gpu.sh runs on a machine with a GPU.
-#   ci/cuda.sh [ARCHITECTURE]      90 unless named
+# Compile the files of ggml-cuda that the patches change or add, on a machine without a GPU. NVIDIA's compiler is installed
+# from PyPI into .venv. The files are compiled for one kind of GPU, with virtual memory and without. Nothing is linked and
+# nothing runs. ci/gpu.sh runs the checks on a machine with a GPU.
+#   ci/cuda.sh [ARCHITECTURE]      default: 90
 # Needs the patched tree (kvtool apply), and 1.2 GB of disk for the compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,15 +11,15 @@ arch=${1:-90} version=13.0 tree=$PWD/llama.cpp
 export PATH="$PWD/.venv/bin:$PATH"
 [ -f "$tree/CMakeLists.txt" ] || { echo "error: no patched tree at $tree (kvtool fetch && kvtool apply)" >&2; exit 4; }
 
-# each is named, because their needs of each other are not pinned
+# each package is named with its version, because the packages do not pin the versions of each other
 packages=()
 for part in cuda-nvcc cuda-crt nvvm cuda-runtime cuda-cccl cublas; do packages+=("nvidia-$part==$version.*"); done
 python -m pip install --quiet --disable-pip-version-check "${packages[@]}"
 toolkit=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu${version%.*}
-# this compiler, whatever else the machine has
+# use this compiler, even if the machine has another one
 export CUDACXX=$toolkit/bin/nvcc
 
-# create the file names that the packages lack, as doctor explains
+# make the links that the packages do not have, with the command that kvtool doctor prints
 missing() {
     kvtool doctor --cuda --json | python -c '
 import json, sys
@@ -38,7 +39,7 @@ done
 compile() { # NAME OF THE BUILD, CMAKE-OPTION...
     local dir=$tree/build/$1 configure
     shift
-    mkdir -p "$tree/build" # a tree that was never built has none
+    mkdir -p "$tree/build" # the folder is missing if the tree was never built
     configure=$(kvtool build --cuda --no-ui --dry-run -D "CMAKE_CUDA_ARCHITECTURES=$arch" "$@" | sed -n 1p)
     eval "${configure//"$tree/build/cuda-release"/"$dir"}" >"$dir.log" 2>&1 || { tail -30 "$dir.log"; return 7; }
     ninja -C "$dir" "${objects[@]}"

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Run the checks that need a GPU, on a machine with nvcc, cmake, ninja and python3, and no network.
-#   ci/gpu.sh pack FILE       next to the patched tree: pack everything that the other machine needs, in one archive of 18 MB
-#   ci/gpu.sh [run] [FILE]    there: build for that GPU alone, and run the checks by priority
-# A run ends within LIMIT seconds (580). Run it again, at once if the machine is lent, and it continues; the build continues in
-# between. Each result is in OUT (report/gpu) at once: results.jsonl has a line for each step, summary.txt is for people,
-# failed.log has the output of failed steps, build.log the build's. Results are kept until FILE changes or llama.cpp/build/gpu is
-# removed. A difference is measured again, static against static: a backend may differ from itself.
-#   BIN=DIR       the programs of this build, instead of building
-#   DEVICE=NAME   default: the first GPU (CUDA0); CPU tries out the script itself
-# Exit code: 0 all steps ended well, 1 one did not, 3 there is more to do (run it again), 4 nothing here can run it.
+#   ci/gpu.sh pack FILE       on a machine with the patched tree: pack all that the other machine needs (18 MB)
+#   ci/gpu.sh [run] [FILE]    on the machine with the GPU: build for this GPU only, and run the checks, the important ones first
+# A run ends after at most LIMIT seconds (580). If there is more to do, run it again, and it continues. The build continues after
+# the run has ended.
+# Each result is written to the folder OUT (report/gpu) at once. results.jsonl has a line for each step, summary.txt is for
+# people, failed.log has the output of failed steps, and build.log has the output of the build. Results are kept until FILE
+# changes or llama.cpp/build/gpu is removed.
+# If a comparison finds a difference, a static cache is compared with itself, because a backend may not repeat its results.
+#   BIN=DIR       use the programs of this build instead of building
+#   DEVICE=NAME   device of the checks, default: the first GPU (CUDA0). With CPU, the script itself can be tested.
+# Exit codes: 0 all steps passed, 1 a step failed, 3 there is more to do (run it again), 4 the checks cannot run here.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 4
 out=${OUT:-$PWD/report/gpu} end=$((SECONDS + ${LIMIT:-580})) device=${DEVICE:-CUDA0}
@@ -31,7 +33,7 @@ from kvtool.verify import models
 made = models.cache_model(models.QWEN35_27B, pathlib.Path(sys.argv[1]))
 made.rename(made.with_name(sys.argv[2]))
 END
-    # the sources that the build reads
+    # pack only the sources that the build reads
     git -C "$tree" archive --prefix=llama.cpp/ HEAD -- . ':!docs' ':!models' ':!benches' ':!media' ':!gguf-py' \
         ':!.github' >"$work/llama.cpp.tar" || return 4
     git -C "$tree" archive --prefix=llama.cpp/ HEAD models/templates models/ggml-vocab-llama-spm.gguf >"$work/models.tar" || return 4
@@ -42,7 +44,7 @@ END
     ls -lh "$1"
 }
 
-# unpack the files that are new or changed, so that another archive compiles only its changes; never into a checkout
+# unpack only new and changed files, so that the next build compiles only the changes. never unpack into a git checkout
 unpack() { # FILE
     local stamp
     [ ! -e "$tree/.git" ] || { say "$tree is a checkout: it is built as it is, without an archive"; return 4; }
@@ -64,13 +66,13 @@ END
     echo "$stamp" >"$build/archive"
 }
 
-# in a session of its own: it outlives this command
+# build in a session of its own, so that the build continues after this command has ended
 start_build() {
     local arch
     arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
     say "building for sm_$arch, $(nvcc --version | sed -n 's/.*release //p')"
     rm -f "$build"/built-* "$build/ended"
-    # the driver's library need not be where the linker looks
+    # the library of the driver may be in a folder that the linker does not search
     cat >"$build/build.sh" <<END
 trap 'touch "$build/ended"' EXIT
 cmake -S "$tree" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$arch -DGGML_NATIVE=ON \
@@ -85,7 +87,7 @@ END
 
 is_building() { [ ! -f "$build/ended" ] && [ -f "$build/pid" ] && kill -0 "$(cat "$build/pid")" 2>/dev/null; }
 
-# until that part of the build is there; false when it is not in this run
+# wait until a part of the build is complete; false if this run has no time left for it
 wait_for() { # first|all
     [ -z "${BIN:-}" ] || return 0
     until [ -f "$build/built-$1" ]; do
@@ -94,7 +96,8 @@ wait_for() { # first|all
     done
 }
 
-# run one step once, if there is time. its last line of JSON is the result. NEED: text that proves that it ran the right thing
+# run a step, unless an earlier run did it or there is no time. the step's last line is its result as JSON.
+# NEED: a regular expression that must be in the output, as a proof that the step tested the right thing
 step() { # NAME SECONDS PROGRAM ARGUMENT...
     local name=$1 most=$2 rc started=$SECONDS
     shift 2
@@ -118,13 +121,13 @@ for line in reversed(text.splitlines()):
             pass
 missing = rc == "0" and not re.search(need, text)
 if missing:
-    rc, text = "lacks", f"{text}\nit did not say {need}"
+    rc, text = "lacks", f"{text}\nthe output does not match {need}"
 with open(pathlib.Path(state, "results.jsonl"), "a") as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     row = {"step": name, "rc": rc if missing else int(rc), "seconds": int(seconds), "command": command, "answer": answer}
     file.write(json.dumps(row) + "\n")
 words = (answer or {}).get("status") or (text.strip().splitlines() or [""])[-1][:100]
-words += missing * ", but not as it was to"
+words += missing * ", but it did not test the right thing"
 said = f"{'ok    ' if rc == '0' else 'FAILED'} {name}: {words} ({seconds} s)"
 with open(pathlib.Path(state, "summary.txt"), "a") as file:
     print(said, file=file)
@@ -138,7 +141,7 @@ END
     { [ ! -f "$state/failed.log" ] || cp "$state/failed.log" "$out/"; } 2>/dev/null
 }
 
-# a comparison, by the way that is in its name
+# compare a static with a dynamic cache. the end of the name decides how the dynamic cache grows
 check() { # NAME-inplace|NAME-copy SECONDS MODEL OPTION...
     local name=$1 most=$2 way=${1##*-} model=$3 how='by copy'
     shift 3
@@ -148,7 +151,7 @@ check() { # NAME-inplace|NAME-copy SECONDS MODEL OPTION...
     if grep -q "^FAILED $name:" "$state/summary.txt"; then step "self-$name" "$most" "${run[@]}" --self "$@"; fi
 }
 
-# up to four at once: a toy keeps no GPU busy
+# run up to four comparisons at a time, because a small test model does not keep a GPU busy
 beside() {
     while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-4}" ]; do wait -n; done
     check "$@" &
@@ -158,7 +161,7 @@ run() { # [ARCHIVE]
     mkdir -p "$out"
     : >"$out/summary.txt"
     if [ -n "${1:-}" ]; then unpack "$1" || return 4; fi
-    [ -f "$tree/CMakeLists.txt" ] || { say "no patched tree at $tree: ci/gpu.sh pack FILE makes the archive that it comes from"; return 4; }
+    [ -f "$tree/CMakeLists.txt" ] || { say "no patched tree at $tree: make an archive with ci/gpu.sh pack FILE, and give it to this command"; return 4; }
     mkdir -p "$state/done" "$state/log"
     rm -f "$state/more"
     touch "$state/summary.txt"
@@ -166,7 +169,7 @@ run() { # [ARCHIVE]
 
     if [ "$device" != CPU ] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
         say "NOT RUN: everything, because there is no GPU here (nvidia-smi -L names none)."
-        say "What can be had without one: ci/cuda.sh compiles what changed, DEVICE=CPU BIN=... tries out the steps on the CPU."
+        say "Without a GPU: ci/cuda.sh compiles the changed files, and DEVICE=CPU BIN=... runs the steps on the CPU."
         return 4
     fi
     if [ -z "${BIN:-}" ]; then
@@ -178,7 +181,7 @@ run() { # [ARCHIVE]
     fi
 
     local on=(--device "$device") gpu=1 pages="$device: pages of"
-    [ "$device" != CPU ] || { on=(); gpu=; pages=; say "on the CPU: nothing below says anything of a GPU"; }
+    [ "$device" != CPU ] || { on=(); gpu=; pages=; say "on the CPU: these results say nothing about a GPU"; }
 
     if wait_for first; then NEED=$pages step pages 120 "$bin/test-kv-device"; else echo pages >>"$state/more"; fi
     if wait_for all; then
@@ -199,7 +202,7 @@ run() { # [ARCHIVE]
     ! grep -q '^FAILED' "$state/summary.txt"
 }
 
-# test what toys cannot show: tensors of many pages, with pages that are mapped and unmapped, and several streams
+# test what small test models cannot show: tensors of many pages, pages that are mapped and unmapped, and several streams
 first_checks() {
     local toys=$build/toys n=2600 toy
     [ -n "$gpu" ] || n=300
@@ -218,28 +221,28 @@ first_checks() {
 sanitizer() {
     local toy=$build/toys/llama-dense.gguf
     if command -v compute-sanitizer >/dev/null && [ -n "$gpu" ] && [ -f "$toy" ]; then
-        # kv-check's sides are its children, and it is none that uses the device
+        # kv-check runs its two sides as child processes, and does not use the device itself
         NEED='ERROR SUMMARY' step sanitizer 200 compute-sanitizer --target-processes all --require-cuda-init no --error-exitcode 9 \
             "$bin/kv-check" -m "$toy" "${on[@]}" --storage inplace --quick --checks generate,shrink
     else
-        say "NOT RUN: compute-sanitizer, because it or a GPU is not there"
+        say "NOT RUN: compute-sanitizer, because it is not installed or there is no GPU"
     fi
 }
 
 measurements() {
     local bench=("$bin/kv-bench" -m "$model" "${on[@]}") depths=809,6409,32768,131072 rounds=(-c 16384 --rounds 6 -d "1000,8000") way
-    [ -f "$model" ] || { say "NOT RUN: bench, because $model is not there (ci/gpu.sh pack makes it)"; return; }
+    [ -f "$model" ] || { say "NOT RUN: bench, because $model does not exist (ci/gpu.sh pack makes it)"; return; }
     [ -n "$gpu" ] || { depths=809,3000 rounds=(-c 2048 --rounds 1 -n 4 -b 2 -d 500); }
     step bench-static 120 "${bench[@]}" -c 131072 -d "$depths"
     for way in inplace copy; do
         step "bench-$way" 120 env LLAMA_KV_DYNAMIC_STORAGE=$way "${bench[@]}" -c 131072 -d "$depths" --kv-dynamic on --limit
         step "speed-$way" 120 env LLAMA_KV_DYNAMIC_STORAGE=$way "${bench[@]}" "${rounds[@]}" --kv-dynamic on
     done
-    # transposed V grows by copy on a device
+    # without flash attention V is transposed, and such a cache grows by copy on a device
     step speed-copy-no-fa 120 env LLAMA_KV_DYNAMIC_STORAGE=copy "${bench[@]}" "${rounds[@]}" --kv-dynamic on -fa off
 }
 
-# other cells, then all toys as time allows
+# test other kinds of caches, and then all test models for which there is time
 checks() {
     local toy name
     for toy in $classes; do
@@ -248,8 +251,8 @@ checks() {
         beside "retype-$toy-inplace" 200 "$build/toys/$toy.gguf" --quick --retype f16:q8_0,q8_0:q4_0 --checks retype-bits,retype-grow,retype-shift
         beside "streams-$toy-inplace" 200 "$build/toys/$toy.gguf" --quick --seqs 4
         beside "fa-off-$toy-copy" 200 "$build/toys/$toy.gguf" --quick -fa off
-        # K in a type that ggml-cuda multiplies, but has no flash attention over: found out when V is in rows already. MLA has
-        # one type for both, and the rows of qwen4exp's indexer are gathered, which iq4_nl cannot be
+        # ggml-cuda can multiply iq4_nl, but has no flash attention for it. llama.cpp notices that only after V was laid out in
+        # rows. not for MLA, which has one type for K and V, nor for qwen4exp, whose indexer gathers rows: not possible for iq4_nl
         case $toy in llama-dense | qwen35-dense | gemma3-dense | minimax-m3-moe)
             beside "iq4-k-$toy-inplace" 200 "$build/toys/$toy.gguf" --quick -fa auto -ctk iq4_nl ;;
         esac

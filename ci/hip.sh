@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# HIP without a GPU: compile the host's half of our and the patched files of ggml-cuda with clang and ROCm's headers, with
-# virtual memory and without. Nothing is linked and nothing runs.
-#   ci/hip.sh        ROCM_PATH: where include/hip is (/opt/rocm or /usr); CXX: a clang++
-# Needs the patched tree (kvtool apply). With a ROCm older than ggml's minimum only pages.cu is compiled.
+# Compile the files of ggml-cuda that the patches change or add for HIP, on a machine without a GPU. Only the code for the host
+# is compiled, with clang and ROCm's headers, with virtual memory and without. Nothing is linked and nothing runs.
+#   ci/hip.sh        ROCM_PATH: the folder that has include/hip (/opt/rocm or /usr); CXX: a clang++
+# Needs the patched tree (kvtool apply). If ROCm is older than ggml requires, only pages.cu is compiled.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 src=$PWD/llama.cpp/ggml/src/ggml-cuda
@@ -27,10 +27,10 @@ else
 fi
 
 cd "$src"
-# the wrapper is what makes clang's own headers HIP's; where there are no device libraries clang leaves it out
+# clang's own headers need this wrapper for HIP, but clang leaves it out if no device libraries are installed
 flags=(-x hip --offload-host-only -nogpulib "--rocm-path=$rocm" -include __clang_hip_runtime_wrapper.h -std=c++17
     -D__HIP_PLATFORM_AMD__ -DGGML_USE_HIP -I.. -I../../include -fsyntax-only)
-[ "$rocm" = /usr ] || flags+=(-isystem "$rocm/include") # a named system folder would have priority over the headers of C++
+[ "$rocm" = /usr ] || flags+=(-isystem "$rocm/include") # if /usr/include were named, it would have priority over the headers of C++
 for vmm in "" -DGGML_HIP_NO_VMM; do
     for source in "${sources[@]}"; do
         echo "$("$clang" -dumpversion), ROCm $have: $source $vmm"

@@ -1,8 +1,10 @@
-"""Keep one open issue per breakage that a canary found: python ci/issue.py REPORT (needs gh and GH_TOKEN).
+"""Open one GitHub issue for each breakage that `kvtool canary` found.
 
-The report's key identifies the breakage and is part of the issue's text. An open issue with that key is left as it is,
-so a breakage of a week is one issue and not seven. Without a breakage, or after a failure of the machine, no issue is
-made.
+Usage: python ci/issue.py REPORT (needs gh and GH_TOKEN)
+
+The report has a key that identifies the breakage, and the text of the issue contains this key. If an open issue has the
+key, nothing is done. So a breakage that lasts a week is one issue, and not seven. If nothing is broken, or if the
+machine failed, no issue is opened.
 """
 
 import json
@@ -12,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 MARK = "kvtool-canary-key"
-NOT_THE_SERIES = ("network", "missing_tool", "disk", "usage")  # what ails the machine is no breakage
+# codes of errors of the machine, which are no breakage of the series
+NOT_THE_SERIES = ("network", "missing_tool", "disk", "usage")
 
 
 def gh(*args: str, text: str | None = None) -> str:
-    """Run gh; its output."""
+    """Run gh, and return its output."""
     done = subprocess.run(["gh", *args], input=text, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"error: gh {args[0]} {args[1]} failed: {done.stderr.strip()}")
@@ -24,7 +27,7 @@ def gh(*args: str, text: str | None = None) -> str:
 
 
 def body(report: dict[str, Any]) -> str:
-    """Return the text for the person who repairs the breakage."""
+    """Return the text of the issue, for the person who repairs the breakage."""
     broken = "\n".join(f"- `{b['step']}` {b['patch']} {b['what']}" for b in report["breakages"])
     steps = "\n".join(f"| {s['name']} | {s['outcome']} | {s['summary']} |" for s in report["steps"])
     log = next((s["log"] for s in report["steps"] if s["log"]), "")
@@ -54,7 +57,8 @@ def main(path: Path) -> None:
         "20",
     )
     for issue in json.loads(gh("issue", "list", *search)):
-        if f"{MARK}: {report['key']}" in issue["body"]:  # the search matches words, and finds other keys, too
+        # gh searches for words, so it also finds issues with other keys
+        if f"{MARK}: {report['key']}" in issue["body"]:
             print(f"issue #{issue['number']} has this breakage already")
             return
     first = report["breakages"][0]

@@ -3,8 +3,9 @@
     python ci/layers.py            fails if a page differs from series.toml, the patches and cpp/
     python ci/layers.py --write    corrects the pages
 
-The numbers are between two comments of a page. Changed lines of upstream's files are exact. New lines change with every
-edit of cpp/, so a page has them in hundreds, and is right as long as they differ by less than a tenth.
+The numbers are between two comments of a page. The number of changed lines in upstream's files is exact. The number of
+new lines changes with every edit of cpp/. So a page has it in hundreds, and it is accepted if it differs by less than a
+tenth.
 """
 
 import re
@@ -23,7 +24,7 @@ NEW = re.compile(r"About (\d+) new lines in the library, the headers and the pro
 
 
 def new_lines(project: Project, group: Group) -> tuple[int, int]:
-    """Return the lines of the files of cpp/ that are part of the product, and of tests and tools for tests."""
+    """Return the number of lines in the files of cpp/ that users need, and in its tests and its tools for tests."""
     product = checks = 0
     for file in files_of_groups(project, [group.id]):
         lines = len(file.source.read_bytes().splitlines())
@@ -35,13 +36,13 @@ def new_lines(project: Project, group: Group) -> tuple[int, int]:
 
 
 def rounded(now: tuple[int, int], known: tuple[int, int] | None) -> tuple[int, ...]:
-    """Return the new lines in hundreds, or the numbers of the page if they are close enough."""
+    """Return the number of new lines in hundreds. If the numbers of the page are close enough, return these instead."""
     close = known and all(abs(is_ - was) <= max(was // 10, 50) for is_, was in zip(now, known, strict=True))
     return known if close and known else tuple(round(lines, -2) for lines in now)
 
 
 def numbers(project: Project, group: Group, page: str) -> str:
-    """Return the part of a page that is generated."""
+    """Return the generated part of a page."""
     lock, rows, files, here = load_lock(project.lock), [], set[str](), 0
     total_added = total_removed = 0
     for patch in (patch for patch in load_patches(project) if patch.group == group.id):
@@ -65,7 +66,7 @@ def numbers(project: Project, group: Group, page: str) -> str:
 
 
 def corrected(project: Project, group: Group) -> tuple[Path, str, str]:
-    """Return the path of a layer's page, its text, and its text with the numbers of the current code."""
+    """Return the path of a layer's page, its text, and its text with the correct numbers."""
     path = project.patches / f"{group.id}.md"
     page = path.read_text(encoding="utf-8")
     before, begin, rest = page.partition(BEGIN)

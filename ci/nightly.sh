@@ -1,18 +1,23 @@
 #!/usr/bin/env bash
-# Run one of the checks that are too long for every change: ci/nightly.sh WHAT. Its report is in report/.
-#   full      every model, all checks             matrix    every kind of cache, in place, by copy, on RPC
-#   traps     every trap, every failing growth    upstream    upstream's own tests; the same bits as upstream's
-#   asan, tsan  under a sanitizer: a model of each memory class, the server's tests, the C++ unit tests; the first of
-#             them also with every allocation of a growth failing; then random requests (ci/soak.py)
+# Run a check that takes too long to run for every change. Usage: ci/nightly.sh WHAT. The report is written to report/.
+#   full      kvtool verify with every model and all checks
+#   matrix    kvtool verify --matrix: every kind of cache, in place, by copy and on an RPC server
+#   traps     remove each line that prevents a known mistake, and check that a test fails; let each allocation of a growth fail
+#   upstream  upstream's own tests; and compare the results with upstream's library bit for bit
+#   asan, tsan  with a sanitizer: a model of each memory class, the tests of the server, the C++ unit tests, and random requests
+#             (ci/soak.py). With asan, each allocation of a growth also fails once.
 #   late      the end-to-end tests with delayed requests, as on a busy machine
-#   soak      random requests for an hour, and a check that all memory is freed afterwards
-#   random    a thousand random series moved to random upstreams (tests/repo/random_series.py)
-#   page      a chat through llama-server's web page
-#   layers    the core alone, then core and types: built in a tree with no other layer, and quickly verified
-#   cross     macOS, Windows and Linux arm64 from here
-#   vulkan    growth by copy in device memory, on Vulkan's software driver; vulkan-full: a model of each memory class, all checks
-#   models    static against dynamic on two trained models, all modes; python: the same through llama-cpp-python
-#   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU; hip: with ROCm's headers
+#   soak      random requests for an hour, and then a check that all memory is freed
+#   random    move a thousand random series to random upstreams (tests/repo/random_series.py)
+#   page      chat through llama-server's web page
+#   layers    build and verify trees with only some layers: the core alone, and the core with types
+#   cross     compile here for macOS, Windows and Linux arm64
+#   vulkan    growth by copy in device memory, with Vulkan's software driver
+#   vulkan-full  the same with one model of each memory class and all checks
+#   models    compare a static and a dynamic cache on two trained models, with all options
+#   python    the same through llama-cpp-python
+#   cuda      compile the changed files of ggml-cuda with NVIDIA's compiler, without a GPU
+#   hip       compile them with clang and ROCm's headers
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:?what: full, matrix, traps, asan, tsan, late, soak, random, upstream, page, layers, cross, vulkan, vulkan-full, models, python, cuda or hip}
@@ -57,7 +62,7 @@ soak)
     soak release --minutes 60 --resident 16 --log report/soak.log ;;
 random) python -m tests.repo.random_series 0 1000 ;;
 upstream)
-    # build upstream's tree and the patched one, both with all tests of ctest
+    # build upstream's tree and the patched tree, both with all tests of ctest
     plain=$PWD/llama.cpp/build/unpatched
     base=$(python -c 'import json; print(json.load(open("llama.cpp/.git/kvtool/state.json"))["base"])')
     mkdir -p "$plain"
@@ -103,5 +108,5 @@ models)
     kvtool verify --model smollm2 --model gemma3 --json --junit report/models.xml >report/models.json ;;
 cuda) bash ci/cuda.sh ;;
 hip) bash ci/hip.sh ;;
-*) echo "error: no $what" >&2; exit 2 ;;
+*) echo "error: there is no check $what" >&2; exit 2 ;;
 esac

@@ -1,12 +1,12 @@
-"""A pytest plugin for upstream's tools/server/tests: use a local text model instead of downloads.
+"""Run upstream's tools/server/tests with a local text model instead of downloads (a plugin for pytest).
 
     KVTOOL_SERVER_MODEL=FILE pytest -p offline_server_models
 
-Upstream's tests need small trained models from the Hugging Face hub. A model with random weights can answer questions
-about the server's protocol (counts of tokens, slots, states, errors, streams). It cannot answer questions about the
-text, and such a test fails with any cache. ci/upstream_tests.py therefore compares outcomes between builds and does not
-use the outcomes alone. Matches of a text are not checked, so that a test continues to its later steps. Tests of other
-models (vision, adapters, function calls) are skipped.
+Upstream's tests need small trained models from the Hugging Face hub. A model with random weights is enough for
+questions about the server's protocol: counts of tokens, slots, states, errors and streams. It is not enough for
+questions about the text, so such a test fails with any kind of cache. Therefore ci/upstream_tests.py compares the
+outcomes of several builds, and does not use the outcomes alone. A text is not compared with a pattern, so that a test
+continues with its later steps. Tests of other models (vision, adapters, function calls) are skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ DRAFTS = "stories15M-q4_0.gguf"
 
 
 def pytest_sessionstart() -> None:
-    """Patch upstream's utils after its conftest has imported them, before any test module imports names from them."""
+    """Change upstream's module utils.
+
+    This must happen after its conftest has imported the module, and before a test module imports names from it.
+    """
     utils = sys.modules["utils"]
     model = os.environ["KVTOOL_SERVER_MODEL"]
     start = utils.ServerProcess.start
@@ -38,8 +41,8 @@ def pytest_sessionstart() -> None:
         if self.model_hf_repo:
             self.model_file, self.model_hf_repo, self.model_hf_file = model, None, None
         if self.server_embeddings and self.pooling is None:
-            self.pooling = "mean"  # the local model is not an encoder, which would have its own pooling
-        self.n_threads = 1  # several threads split sums by their number, not by the cache: this is not compared here
+            self.pooling = "mean"  # an encoder would set its own pooling, but the local model is not an encoder
+        self.n_threads = 1  # with several threads, sums are rounded in another way, which is not what is tested here
         start(self, *args, **kwargs)
 
     def offline_file(url: str, *_: Any) -> str:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# An archive of a backend in dist/, unpacked and tried: ci/package.sh [cpu|metal|cuda|vulkan]
-# Also on Windows (Git's bash). Without arguments it is what kvtool package --check does, from a clean clone.
+# Make an archive for a backend in dist/, unpack it, and test its programs: ci/package.sh [cpu|metal|cuda|vulkan]
+# This runs kvtool package --check in a clean clone, by default for the CPU. It also works on Windows (in Git's bash).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "${OS:-}" = Windows_NT ]; then
@@ -11,7 +11,7 @@ else
     sh ci/setup.sh
     export PATH="$PWD/.venv/bin:$PATH"
 fi
-# a workflow's matrix leaves them empty where the system's compiler serves
+# a workflow leaves these variables empty if the compiler of the system is used
 [ -n "${CC:-}" ] || unset CC
 [ -n "${CXX:-}" ] || unset CXX
 kvtool fetch

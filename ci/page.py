@@ -1,10 +1,11 @@
-"""Chat with a model through llama-server's own web page, in a headless Chromium.
+"""Chat with a model through llama-server's own web page, in a Chromium without a window.
 
 Usage: python ci/page.py BIN_DIR VOCABULARY
 
-BIN_DIR has a llama-server that was built with --ui; VOCABULARY is a vocabulary file of upstream's tree. The model has
-random weights. Passes if the page shows the question and an answer, and the cache grew meanwhile. The script controls
-the browser over a pipe in Chrome's own protocol: it needs only the browser (CHROMIUM names one in another place).
+BIN_DIR has a llama-server that was built with --ui. VOCABULARY is a vocabulary file of upstream's tree. The model has
+random weights. The check passes if the page shows the question and an answer, and if the cache grew. The script
+controls the browser through a pipe with Chrome's own protocol, so nothing but the browser is needed. CHROMIUM can name
+its path.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ QUIET = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe"),
 )
-# Find the page's parts by their role for a person, not by names of styles.
+# Find the parts of the page by their role for a user, and not by names of styles.
 WRITE = """(() => {
     const box = document.querySelector('textarea');
     if (!box || box.disabled) return false;
@@ -41,7 +42,10 @@ ANSWER = "document.querySelector('[aria-label^=\"Assistant message\"] p')?.inner
 
 
 class Browser:
-    """A page of a Chromium that listens on file descriptors 3 and 4: JSON, each message ended by a zero byte."""
+    """Control a page of a Chromium that reads from file descriptor 3 and writes to 4.
+
+    A message is JSON with a zero byte at the end.
+    """
 
     def __init__(self, profile: Path) -> None:
         program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -50,7 +54,7 @@ class Browser:
         (theirs_in, self._to), (self._from, theirs_out) = os.pipe(), os.pipe()
 
         def wire() -> None:
-            # both beyond the numbers that they get, so that neither closes the other
+            # first duplicate both to high numbers, so that setting 3 and 4 does not close one of them
             high = os.dup2(theirs_in, 100), os.dup2(theirs_out, 101)
             os.dup2(high[0], 3)
             os.dup2(high[1], 4)
@@ -64,7 +68,7 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
 
     def call(self, method: str, **params: object) -> dict[str, Any]:
-        """Send one command and return its result. Events of the browser in between are ignored."""
+        """Send one command and return its result. Events that the browser sends before the result are ignored."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
         os.write(
@@ -87,7 +91,7 @@ class Browser:
         return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
     def wait(self, script: str, what: str, seconds: float = 120) -> Any:
-        """Wait until the script returns a true value."""
+        """Wait until the script returns a true value, and return the value."""
         end = time.monotonic() + seconds
         while not (value := self.value(script)):
             if time.monotonic() > end:
@@ -123,7 +127,7 @@ def main() -> int:
 
 
 def chat(browser: Browser, url: str, question: str) -> None:
-    """Ask in the page, and wait for more than the question to be there."""
+    """Ask a question in the page, and wait until the page shows more than the question."""
     try:
         browser.call("Page.navigate", url=url)
         browser.wait(WRITE, "no box to write in")

@@ -1,10 +1,10 @@
-"""Measure how plain the prose of this repository is.
+"""Measure how plain the texts of this repository are.
 
 Usage: python ci/prose.py [--worst N] [--only GLOB]
 
 Counts phrases that hide the subject or the verb of a sentence, per 1000 words of docstrings, comments and pages. Prints
-a row per group of files, and then the texts with the highest rate. tests/unit/test_prose.py limits the rate. A low
-number does not prove that a text is clear; only a reader can decide that.
+a row for each group of files, and then the texts with the highest rate. tests/unit/test_prose.py limits the rate. A low
+rate does not prove that a text is clear; only a reader can decide that.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Piece:
-    """A docstring, a comment, or a line of a page. line: 1-based."""
+    """Hold a docstring, a comment, or a line of a page. Lines are counted from 1."""
 
     path: str
     line: int
@@ -58,18 +58,18 @@ class Piece:
 
     @property
     def markers(self) -> int:
-        """Return the number of phrases to avoid."""
+        """Return the number of phrases that should be avoided."""
         return len(MARKERS.findall(self.text))
 
 
 def files_of(pattern: str, root: Path = ROOT) -> list[str]:
-    """Return the tracked files whose whole path matches a pattern."""
+    """Return the files that git tracks and whose whole path matches a pattern."""
     listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True, check=True).stdout
     return [path for path in listed.splitlines() if re.fullmatch(pattern, path)]
 
 
 def pieces(path: str, text: str) -> Iterator[Piece]:
-    """Yield the prose of a file."""
+    """Yield the docstrings, comments and lines of a file."""
     lines = text.splitlines()
     if path.endswith(".py"):
         for node in ast.walk(ast.parse(text)):
@@ -89,7 +89,7 @@ def pieces(path: str, text: str) -> Iterator[Piece]:
 
 
 def measure(group: str, only: str = "*") -> list[Piece]:
-    """Return the prose of a group of files."""
+    """Return the texts of a group of files."""
     return [
         piece
         for path in files_of(GROUPS[group])
@@ -99,12 +99,12 @@ def measure(group: str, only: str = "*") -> list[Piece]:
 
 
 def rate(found: list[Piece]) -> float:
-    """Return the markers per 1000 words, 0 without words."""
+    """Return the number of phrases per 1000 words; 0 if there are no words."""
     return 1000 * sum(piece.markers for piece in found) / max(1, sum(piece.words for piece in found))
 
 
 def main() -> int:
-    """Print the rates and the worst texts."""
+    """Print the rates, and the texts with the highest rates."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worst", type=int, default=20, help="number of texts to print (default 20)")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kvtool alone: its unit and repo tests, which need git and Python and no build. Also on Windows (Git's bash).
+# Run the unit and repo tests of kvtool. They need git and Python, but no build. This also works on Windows (in Git's bash).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p report

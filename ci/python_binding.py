@@ -2,10 +2,11 @@
 
     python ci/python_binding.py llama.cpp/build/cpu-release/bin llama.cpp/include/llama.h MODEL.gguf [WORK]
 
-It installs the binding without a library of its own into WORK/venv, and adds the field that this version lacks. Then it
-compares the fields of the parameter structs with the header: ctypes would read a moved field as another one.
+The script installs llama-cpp-python without a library of its own into WORK/venv. It adds a field that this version does
+not have. Then it compares the fields of the parameter structs with the header, because ctypes would read a field at a
+wrong place as another field.
 
-Exit code 1: a struct or a text differs.
+The exit code is 1 if a struct or a text differs.
 """
 
 import json
@@ -19,10 +20,10 @@ from typing import Any
 
 VERSION = "0.3.36"
 CONTEXT = 8192
-OURS = "kv_dynamic"  # the field that the series adds; it uses upstream's padding, so no other field moves
+OURS = "kv_dynamic"  # the field that the patches add; it replaces upstream's padding, so no other field moves
 STRUCTS = ("llama_model_params", "llama_context_params")
-# Version 0.3.36 of the binding lacks this field of llama.cpp b11549, which follows type_v. Every later field, such as
-# embeddings and offload_kqv, would be written 8 bytes too early.
+# Version 0.3.36 of llama-cpp-python does not have this field of llama.cpp b11549, which follows type_v. Without it,
+# each later field, such as embeddings or offload_kqv, would be written 8 bytes too early.
 BEFORE = '        ("type_v", ctypes.c_int),\n'
 FIELD = '        ("moe_cache_size", ctypes.c_size_t),\n'
 INSIDE = """
@@ -43,7 +44,7 @@ print(json.dumps({"texts": said, "start": start, "end": resident(), "fields": fi
 
 
 def header_fields(header: str, struct: str) -> list[str]:
-    """Return the names of the fields of a struct, in order."""
+    """Return the names of the fields of a struct, in their order."""
     found = re.search(rf"struct {struct} \{{(.*?)\n    \}};", header, re.DOTALL)
     if found is None:
         sys.exit(f"error: the header has no struct {struct}")
@@ -52,7 +53,7 @@ def header_fields(header: str, struct: str) -> list[str]:
 
 
 def install(work: Path) -> Path:
-    """Install the binding without a library of its own. Return its Python."""
+    """Install llama-cpp-python without a library of its own. Return the path of its Python."""
     python = work / "venv/bin/python"
     if not python.is_file():
         venv.create(work / "venv", with_pip=True)
@@ -63,14 +64,14 @@ def install(work: Path) -> Path:
 
 
 def add_field(binding: Path) -> None:
-    """Add the missing field to the binding's context parameters."""
+    """Add the missing field to the context parameters of llama-cpp-python."""
     text = binding.read_text("utf-8")
     if FIELD not in text:
         binding.write_text(text.replace(BEFORE, BEFORE + FIELD, 1), "utf-8")
 
 
 def run(python: Path, libraries: Path, model: Path, *, dynamic: bool) -> dict[str, Any]:
-    """Load the model through the binding, and return its texts and its memory."""
+    """Load the model with llama-cpp-python. Return its texts and the resident memory."""
     env = {name: value for name, value in os.environ.items() if name != "LLAMA_KV_DYNAMIC"}
     env |= {"LLAMA_CPP_LIB_PATH": str(libraries.resolve()), **({"LLAMA_KV_DYNAMIC": "1"} if dynamic else {})}
     argv = [python, "-c", INSIDE, model, str(CONTEXT), *STRUCTS]

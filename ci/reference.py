@@ -1,9 +1,9 @@
-"""Write the generated parts of docs/reference/, or check them.
+"""Write the generated parts of the pages in docs/reference/, or check them.
 
     python ci/reference.py            fails if a page differs from the code
     python ci/reference.py --write    corrects the pages
 
-A generated part is between two comments of a page. The text around it is written by hand.
+A generated part is between two comments of a page. The rest of the page is written by hand.
 """
 
 import re
@@ -23,7 +23,10 @@ STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 def help_text(text: str) -> str:
-    """Return the help text of an option: the first string literals of its code, with the defaults filled in."""
+    """Return the help text of an option of llama.cpp.
+
+    It is made of the first string literals of the option's code. Its format specifiers are replaced by the defaults.
+    """
     first = re.search(rf"(?:{STRING.pattern}\s*)+", text)
     words = "".join(STRING.findall(first[0] if first else "")).replace("\\n", "<br>").replace('\\"', '"')
     default = "disabled" if '"disabled"' in text else "those of --cache-type-k"
@@ -31,7 +34,7 @@ def help_text(text: str) -> str:
 
 
 def flags() -> str:
-    """Return the options that the patches add to common/arg.cpp."""
+    """Return a table of the options that the patches add to common/arg.cpp."""
     rows = []
     for path in sorted((ROOT / "patches").glob("*.patch")):
         diff = parse_diff(parse_mail(path.read_bytes(), path.name).diff)
@@ -57,7 +60,7 @@ def flags() -> str:
 
 
 def endpoints() -> str:
-    """Return the endpoints that the patches add to llama-server."""
+    """Return a table of the endpoints that the patches add to llama-server."""
     found = []
     for path in sorted((ROOT / "patches").glob("*.patch")):
         text = path.read_text(encoding="utf-8")
@@ -70,7 +73,7 @@ def endpoints() -> str:
 
 
 def metric_items(file: str, function: str) -> list[list[str]]:
-    """Return the strings of each row of a table in the server's source."""
+    """Return the string literals of each row of a table in the server's source."""
     text = (ROOT / "cpp/tools/server" / file).read_text(encoding="utf-8")
     body = text[text.index(f"::{function}() {{") :]
     body = body[: body.index("};")]
@@ -78,31 +81,34 @@ def metric_items(file: str, function: str) -> list[list[str]]:
 
 
 def context_metrics() -> str:
-    """Return the numbers of each context."""
+    """Return a table of the numbers that the server reports for each context."""
     rows = [(f"`{name}`", kind, text) for name, kind, text in metric_items("server-memory-stats.cpp", "context_items")]
     return table(("name", "type", "help text"), rows)
 
 
 def slot_metrics() -> str:
-    """Return the numbers of each slot."""
+    """Return a table of the numbers that the server reports for each slot."""
     rows = [(f"`{name}`", text) for name, text in metric_items("server-memory-slots.cpp", "items")]
     return table(("name", "help text"), rows)
 
 
 def budget_metrics() -> str:
-    """Return the numbers of a budget."""
+    """Return a table of the numbers that the server reports for a memory budget."""
     rows = [(f"`{name}`", kind, text) for name, kind, text in metric_items("server-memory-stats.cpp", "budget_items")]
     return table(("name", "type", "help text"), rows)
 
 
 def conversation_metrics() -> str:
-    """Return the numbers of conversations outside of the cells."""
+    """Return a table of the numbers that the server reports for conversations outside of the cells."""
     found = metric_items("server-memory-stats.cpp", "conversation_items")
     return table(("name", "type", "help text"), ((f"`{name}`", kind, text) for name, kind, text in found))
 
 
 def exit_codes() -> str:
-    """Return the exit codes, with the code in JSON documents and the first sentence of each error's docstring."""
+    """Return a table of the exit codes.
+
+    A row has the exit code, the code in JSON documents, and the first paragraph of the error's docstring.
+    """
     classes = [
         value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.KvtoolError)
     ]
@@ -117,12 +123,12 @@ def exit_codes() -> str:
 
 
 def plain(text: str) -> str:
-    """Return a help text without escapes, as one line of Markdown."""
+    """Return a help text without escape characters, as one line of Markdown."""
     return " ".join(text.replace("\\[", "[").split()).replace("<", "&lt;")
 
 
 def option_rows(parameters: Iterable[Any]) -> list[tuple[str, str]]:
-    """Return the rows of a table for parameters of a command."""
+    """Return the rows of a table with the parameters of a command."""
     rows = []
     for each in parameters:
         if each.name == "help":
@@ -138,7 +144,7 @@ def option_rows(parameters: Iterable[Any]) -> list[tuple[str, str]]:
 
 
 def commands() -> str:
-    """Return each command of kvtool with its options."""
+    """Return each command of kvtool with a table of its options."""
     import typer
 
     group: Any = typer.main.get_command(cli.build_app())
@@ -158,7 +164,7 @@ def commands() -> str:
 
 
 def c_header(name: str) -> str:
-    """Return the declarations of a header, with their comments."""
+    """Return the declarations of a header with their comments."""
     text = (ROOT / "cpp/include" / name).read_text(encoding="utf-8")
     body = text[text.index('extern "C" {') :].split("#endif\n", 1)[1].split("#ifdef __cplusplus", 1)[0]
     lines = [line[4:] if line.startswith("    ") else line for line in body.strip("\n").splitlines()]
@@ -180,7 +186,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def corrected(text: str) -> str:
-    """Return the text of a page with the generated parts updated from the code."""
+    """Return the text of a page with its generated parts updated from the code."""
     return PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n{found[4]}", text)
 
 

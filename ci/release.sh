@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Complete a release: add the wheel to the archives in dist/, write one SHA256SUMS over all of them, and with RELEASE (the
-# tag) and GH_TOKEN a release of that name. Without RELEASE nothing is published.
+# Complete a release: add the wheel to the archives in dist/, and write one SHA256SUMS for all of them. If RELEASE names a tag,
+# publish a release with that name, which needs GH_TOKEN. Without RELEASE, nothing is published.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sh ci/setup.sh

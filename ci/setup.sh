@@ -1,8 +1,8 @@
 #!/bin/sh
-# Make .venv/ in the project with kvtool and what its tests need. Called by make when pyproject.toml changed.
-# Needs Python 3.11 or newer with venv; PYTHON names one that is not on PATH.
+# Install kvtool, and the packages that its tests need, into .venv/. make calls this if pyproject.toml has changed.
+# Needs Python 3.11 or newer with venv. If it is not on PATH, PYTHON must name it.
 set -eu
-cd -P "$(dirname "$0")/.." # as Python sees it
+cd -P "$(dirname "$0")/.." # with links resolved, as Python sees the path
 
 fail() {
     printf 'error: %s\n' "$1" >&2
@@ -35,7 +35,7 @@ if [ ! -x .venv/bin/python ] || ! recent .venv/bin/python || ! grep -qF "$PWD/.v
         "Debian, Ubuntu: sudo apt-get install python3-venv"
 fi
 
-# kvtool fetch can extract upstream from an npm package: without a system npm, install the one from PyPI
+# kvtool fetch can read upstream from an npm package. if npm is not installed, install it from PyPI
 extras=dev
 command -v npm >/dev/null 2>&1 || extras=dev,npm
 

@@ -1,18 +1,20 @@
-"""Send random requests to a llama-server, and check what remains afterwards.
+"""Send random requests to a llama-server, and check that no work and no memory is left afterwards.
 
 Usage: python ci/soak.py BIN_DIR VOCABULARY
 
-BIN_DIR has a llama-server with the patches, preferably a sanitizer's (`kvtool build --preset tsan`); VOCABULARY is a
-vocabulary file of upstream's tree. The model has random weights, and with --toy FILE the memory of that toy.
+BIN_DIR has a llama-server with the patches. A build with a sanitizer is best (`kvtool build --preset tsan`). VOCABULARY
+is a vocabulary file of upstream's tree. The model has random weights. With --toy FILE, it has the same kind of cache as
+that model.
 
-Clients send texts with equal beginnings, images, and requests for no token at all. At the end, each client disconnects
-in the middle of a stream, and another client starts. Meanwhile, slots are erased, saved and restored, cells change
-their types, projector and draft are loaded and unloaded, and one thread reads the state all the time. The seed decides
-the requests, not their order of arrival.
+Clients send texts with equal beginnings, images, and requests for no token at all. At its end, each client disconnects
+in the middle of a stream, and another client starts. At the same time, slots are erased, saved and restored, the cells
+change their types, and the projector and the draft model are loaded and unloaded. Another thread reads the state all
+the time. The seed decides the requests, but not the order in which they arrive.
 
-The test passes if every request was answered correctly or refused by name, and if after each round no slot works, the
-slots' bytes sum to the used bytes, the erased cache is as small as before, and a text equals the one of the start. At
-the end, the server must obey SIGTERM, and a sanitizer must have reported nothing.
+The test passes if every request was answered correctly, or was refused for a known reason. After each round, no slot
+may be working, and the bytes of the slots must add up to the used bytes. The erased cache must be as small as at the
+start, and a text must be equal to the text at the start. In the end, the server must end after SIGTERM, and a sanitizer
+must have reported nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from kvtool.verify.server import LlamaServer, llama_server
 from kvtool.verify.texts import prompt
 
 CLIENTS, CELLS = 6, 1024
-WORTH = 512  # cells: a cache frees no smaller amount
+WORTH = 512  # cells; a cache does not free a smaller number
 ROUND_SECONDS, REST_SECONDS = 60, 120
 GEOMETRY = models.Geometry("soak", layers=4, kv_heads=2, head_size=64)
 ARGS = (
@@ -56,7 +58,10 @@ def all_slots(server: LlamaServer) -> list[Json]:
 
 
 def at_rest(server: LlamaServer) -> None:
-    """Wait until no slot works. Then the slots account for all used cells, in the target's cache and in the draft's."""
+    """Wait until no slot is working, and check that the slots have all used cells.
+
+    This is checked for the cache of the target and for the cache of the draft model.
+    """
     end = time.monotonic() + REST_SECONDS
     while any(slot["is_processing"] for slot in all_slots(server)):
         if time.monotonic() > end:
@@ -70,7 +75,7 @@ def at_rest(server: LlamaServer) -> None:
 
 
 def left(server: LlamaServer) -> Json:
-    """Return the sizes and reports of the caches after all clients have finished."""
+    """Return what the caches contain after all clients have finished: their sizes, and the text of one more request."""
     for part in ("mmproj", "speculative"):
         server.post(f"/{part}", {"action": "unload"})
     server.post("/requantize_kvcache", {"ctk": "f16", "ctv": "f16"})
@@ -89,8 +94,9 @@ def judge_left(first: Json, now: Json) -> None:
 
 
 def rounds(soak: Soak, minutes: float) -> Iterator[int | None]:
-    """Run the rounds, and return the resident bytes after each."""
-    # upstream reports that it is ready before it sets up its queue, without the lock: for TSan, a race with a request
+    """Run the rounds, and yield the resident bytes after each round."""
+    # Upstream reports that it is ready before it sets up its queue, and uses no lock for it. So TSan would report a
+    # race with a request that arrives too early.
     time.sleep(1)
     first = left(soak.server)
     end = time.monotonic() + 60 * minutes
@@ -109,7 +115,7 @@ def rounds(soak: Soak, minutes: float) -> Iterator[int | None]:
 
 
 def judge_end(server: LlamaServer) -> None:
-    """Wait for the end of the server: a sanitizer reports leaks last."""
+    """Wait until the server has ended, because a sanitizer reports leaks at the very end."""
     server.process.terminate()
     try:
         code = server.process.wait(REST_SECONDS)
@@ -121,7 +127,10 @@ def judge_end(server: LlamaServer) -> None:
 
 
 def judge_memory(resident: list[int], most: float) -> None:
-    """Compare the memory after the rounds. In the first round, the allocator and the prompt cache fill up."""
+    """Compare the resident memory after the rounds.
+
+    The first round does not count, because the allocator and the prompt cache grow in it.
+    """
     grown = (resident[-1] - resident[0]) / 2**20
     if grown > most:
         raise Unexpected(f"{grown:.1f} MiB more than after the first round are resident")
@@ -134,9 +143,13 @@ def main() -> int:
     parser.add_argument("--toy", type=Path)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--resident", type=float, metavar="MIB", help="what may be resident more than after a minute")
-    parser.add_argument("--log", type=Path, help="where the server's is kept")
-    parser.add_argument("--server", default="", metavar="ARGUMENTS", help="more for llama-server, in one word")
+    parser.add_argument(
+        "--resident", type=float, metavar="MIB", help="allowed growth of the resident memory after the first round"
+    )
+    parser.add_argument("--log", type=Path, help="file for the log of the server")
+    parser.add_argument(
+        "--server", default="", metavar="ARGUMENTS", help="more arguments for llama-server, as one word"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvtool-soak-") as place:
         work = Path(place)

@@ -1,4 +1,7 @@
-"""Requests of ci/soak.py from clients, an operator and an observer, and their valid answers and refusals."""
+"""Make the random requests of ci/soak.py, and check the answers and refusals.
+
+There are requests of clients, of an operator who changes the server, and of an observer who reads its state.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,14 @@ Json = dict[str, Any]
 
 
 class Unexpected(Exception):
-    """An answer, or the state after it, is wrong."""
+    """Report that an answer, or the state after it, is wrong."""
 
 
 class Soak:
-    """One server and everybody that talks to it. tally: how often which request had which end."""
+    """Hold one server, and everybody that sends requests to it.
+
+    tally: how often each kind of request had which outcome
+    """
 
     def __init__(self, server: LlamaServer, seed: int) -> None:
         self.server, self.seed, self.saved = server, seed, set[int]()
@@ -42,12 +48,18 @@ class Soak:
             self.tally[f"{what}: {end}"] += 1
 
     def client(self) -> httpx.Client:
-        """Make a client with one connection per request: llama-server closes it, which a pool notices too late."""
+        """Make a client that opens a connection for each request.
+
+        llama-server closes a connection after the answer, and a pool of connections would notice that too late.
+        """
         close = {"Connection": "close"}
         return httpx.Client(base_url=self.server.url, headers=close, timeout=REQUEST_SECONDS, trust_env=False)
 
     def request(self, http: httpx.Client, what: str, path: str, body: Json, *refusals: str) -> Json:
-        """Return the answer, or {} for one of these refusals or a refusal that every request may receive."""
+        """Send a request and return the answer; {} if it was refused.
+
+        The reason must be one of `refusals`, or one that every request may receive.
+        """
         answer = http.post(path, json=body)
         if answer.status_code == 200:
             self.count(what, "answered")
@@ -56,7 +68,7 @@ class Soak:
         return {}
 
     def together(self, jobs: list[Callable[[], None]]) -> None:
-        """Run each function in its own thread. The first failure ends all, and is raised."""
+        """Run each function in a thread of its own. The first error ends all of them, and is raised."""
 
         def watched(job: Callable[[], None]) -> None:
             try:
@@ -77,7 +89,7 @@ class Soak:
 
 
 def refused(answer: httpx.Response, what: str, body: Json, refusals: tuple[str, ...]) -> str:
-    """Return the name of an error. Raises Unexpected if this request must not be refused in this way."""
+    """Return the name of a refusal. Raise Unexpected if this request must not be refused for this reason."""
     error = answer.json()["error"]
     kind, why = error["type"], error["message"]
     if answer.status_code == 503 and kind in ("unavailable_error", "out_of_memory_error"):
@@ -94,7 +106,7 @@ def refused(answer: httpx.Response, what: str, body: Json, refusals: tuple[str, 
 
 
 def text(rng: random.Random) -> Json:
-    """Send a text with one of a few beginnings, to any slot, with or without the cache."""
+    """Return a request for a text with one of a few beginnings, for any slot, with or without the cache."""
     return {
         "prompt": f"{prompt(1, rng.choice([20, 150, 300]))} {prompt(rng.randrange(20), rng.randrange(80))}",
         "n_predict": rng.choice([0, 1, 8, 60, 200]),
@@ -113,7 +125,7 @@ def complete(soak: Soak, http: httpx.Client, rng: random.Random) -> None:
 
 
 def stream(soak: Soak, http: httpx.Client, rng: random.Random) -> None:
-    """Read a stream to its end, which may be an error."""
+    """Read a stream to its end. It may end with an error."""
     body = {**text(rng), "stream": True}
     with http.stream("POST", "/completion", json=body) as answer:
         said = answer.read()
@@ -131,13 +143,13 @@ def stream(soak: Soak, http: httpx.Client, rng: random.Random) -> None:
 
 
 def events(said: bytes) -> list[Json]:
-    """Split at line feeds alone: a random text has other ends of lines in it."""
+    """Parse the events of a stream. Only a line feed ends a line, because a random text contains other line ends."""
     lines = [line.removeprefix(b"data: ") for line in said.split(b"\n") if line.startswith(b"data: {")]
     return [json.loads(line) for line in lines]
 
 
 def judge(what: str, body: Json, last: Json) -> None:
-    """Check that the answer has all tokens, or the note that it has fewer."""
+    """Check that the answer has all tokens, or that it says that it was cut off."""
     if not last.get("stop") or (last["tokens_predicted"] != body["n_predict"] and not last["truncated"]):
         raise Unexpected(f"{what} {body}: {last}")
 
@@ -155,7 +167,7 @@ def look(soak: Soak, http: httpx.Client, rng: random.Random) -> None:
 
 
 def go_away(soak: Soak, http: httpx.Client, rng: random.Random) -> None:
-    """Disconnect after some lines, perhaps none, or before the first one arrives."""
+    """Disconnect after a few lines, or before the first line arrives."""
     body = {**text(rng), "n_predict": 400, "stream": True}
     timeout = httpx.Timeout(REQUEST_SECONDS, read=rng.choice([0.01, 0.1, REQUEST_SECONDS]))
     try:

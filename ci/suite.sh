@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Run `make test`: build llama.cpp, then run the Python tests, then our C++ unit tests. A step that fails does
-# not hide the others; the exit code is non-zero if any step failed. Reports for machines are in report/.
-# The unit and repo tests run in a process per core. The e2e tests need memory, and some of them all cores: two processes at
-# most, and a file stays in one of them, because its tests share servers.
+# Run `make test`: build llama.cpp, then run the Python tests, and then the C++ unit tests of cpp/. After a step that fails, the
+# other steps still run. The exit code is not 0 if a step failed. Reports for CI systems are written to report/.
+# The unit and repo tests run in one process for each core. The e2e tests run in at most two processes, because they need much
+# memory, and some of them need all cores. All tests of a file run in the same process, because they share servers.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export PATH="$PWD/.venv/bin:$PATH"
@@ -19,7 +19,7 @@ if kvtool doctor --json >report/doctor.json && kvtool fetch && kvtool apply && k
 print(json.loads(subprocess.check_output(["kvtool", "build", "--dry-run", "--json"]))["build_dir"])')
 else
     status=1
-    # doctor explains missing tools; other steps have printed their errors already
+    # doctor explains which tools are missing; the other steps have printed their errors already
     kvtool doctor --quiet || true
 fi
 

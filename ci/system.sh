@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install the system packages that a job needs. Without root, only name the missing ones.
-#   ci/system.sh [vulkan|gcc-14|page|cross|hip|...]      ccache and tmux always; a word that needs nothing more is fine
+# Install the system packages that a CI job needs. Without root, only print which ones are missing.
+#   ci/system.sh [vulkan|gcc-14|page|cross|hip|...]      ccache and tmux are always installed; other words are ignored
 set -euo pipefail
 case "$(uname -s)" in
 Linux)

@@ -1,9 +1,9 @@
-"""Draw docs/results/top.svg, the output of `kvtool top` for a busy server.
+"""Draw docs/results/top.svg: the output of `kvtool top` for a busy server.
 
 Usage: python ci/top_picture.py BIN_DIR VOCABULARY
 
-BIN_DIR has a llama-server of ours; VOCABULARY is a vocabulary file of upstream's tree. The model has random weights and
-the cache of Qwen3.5-27B. Takes a minute.
+BIN_DIR has this project's llama-server. VOCABULARY is a vocabulary file of upstream's tree. The model has random
+weights and a cache as large as Qwen3.5-27B's. The script needs a minute.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from kvtool.verify.texts import FLAG, prompt
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "results" / "top.svg"
 WIDTH, LINES = 100, 20
-URL = "http://127.0.0.1:8080"  # shown, whatever port was free
-WORDS = (200, 700, 1500)  # of the prompts in the slots 0 to 2, while slot 3 was erased
+URL = "http://127.0.0.1:8080"  # printed in the picture, although the server uses another port
+WORDS = (200, 700, 1500)  # words of the prompts in the slots 0 to 2; slot 3 is erased
 
 
 def chat(server: LlamaServer, slot: int) -> None:
-    """Generate in one slot until the server ends."""
+    """Generate tokens in one slot until the server ends."""
     with contextlib.suppress(VerifyError):
         server.complete(Request(prompt(slot, WORDS[slot]), 4000, slot))
 
 
 def watch(running: LlamaServer) -> View:
-    """Return the view after a slot was erased, while the other slots generate."""
+    """Return the view after one slot was erased, while the other slots generate tokens."""
     view = View(URL)
     with Server(running.url) as server:
 
@@ -64,7 +64,7 @@ def watch(running: LlamaServer) -> View:
 
 
 def picture(view: View) -> str:
-    """Return the view as SVG, without the fonts that rich makes a browser download."""
+    """Return the view as SVG. The fonts that rich would let the browser download are removed."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(drawn(draw(view, WIDTH, LINES)))
     form = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)

@@ -1,6 +1,7 @@
-// What a program sees that knows upstream's llama.h alone, a number for each answer: for builds with and without the patches
+// print what upstream's API of llama.h returns, with a hash of the results, for builds with and without the patches. this program
+// knows only upstream's llama.h
 //
-// upstream_bits MODEL [fa] [q8_0] [ref] [streams]   in llama.h's words; each line is what was done, what it returned, a hash of the bits
+// upstream_bits MODEL [fa] [q8_0] [ref] [streams]   each line has what was done, what it returned, and a hash of the bits
 
 #define _GNU_SOURCE
 
@@ -34,7 +35,7 @@ static void say(const char * what, int64_t answer, uint64_t bits) {
     printf("%s %" PRId64 " %016" PRIx64 "\n", what, answer, bits);
 }
 
-// frees the batch, which is of one sequence. returns the likeliest next token
+// decode a batch of one sequence, and free it. return the most likely next token
 static llama_token decode_batch(const char * what, llama_seq_id seq, struct llama_batch batch) {
     const int32_t rc = llama_decode(ctx, batch);
     const int     n  = batch.n_tokens;
@@ -60,7 +61,7 @@ static llama_token decode_batch(const char * what, llama_seq_id seq, struct llam
     return best;
 }
 
-// n entries that a sequence goes on with, and logits for the last 8, without what they are
+// return a batch that continues a sequence by n entries, with logits for the last 8. the caller sets the tokens or vectors
 static struct llama_batch next_batch(llama_seq_id seq, int n, int n_embd, int n_pos, int n_seq) {
     struct llama_batch batch = llama_batch_init(n*n_pos, n_embd, n_seq);
 
@@ -77,7 +78,7 @@ static struct llama_batch next_batch(llama_seq_id seq, int n, int n_embd, int n_
     return batch;
 }
 
-// n tokens of a sequence; `token` >= 0: this one alone. returns the likeliest next one
+// decode n tokens of a sequence or, if `token` >= 0, only that token. return the most likely next token
 static llama_token decode(const char * what, llama_seq_id seq, int n, llama_token token) {
     struct llama_batch batch = next_batch(seq, n, 0, 1, 1);
 
@@ -95,7 +96,7 @@ static void generate(const char * what, llama_seq_id seq, int n) {
     }
 }
 
-// vectors instead of tokens, as those of an image: M-RoPE wants four positions of each
+// decode vectors instead of tokens, as for an image. M-RoPE needs four positions for each
 static void decode_vectors(const char * what, llama_seq_id seq, int n) {
     const int n_embd = llama_model_n_embd_inp(llama_get_model(ctx));
     const int type   = llama_model_rope_type(llama_get_model(ctx));
@@ -111,7 +112,7 @@ static void decode_vectors(const char * what, llama_seq_id seq, int n) {
     decode_batch(what, seq, batch);
 }
 
-// each token in two sequences
+// decode tokens that belong to two sequences
 static void decode_both(const char * what, llama_seq_id seq, llama_seq_id other, int n) {
     struct llama_batch batch = next_batch(seq, n, 0, 1, 2);
 
@@ -136,7 +137,7 @@ static void control(float strength) {
     free(data);
 }
 
-// at the n-th operation
+// abort at the n-th operation
 static bool stops(void * user) {
     return --*(int *) user == 0;
 }
@@ -161,7 +162,7 @@ static int has(int argc, char ** argv, const char * word) {
     return 0;
 }
 
-// of the log, only whether a cache grew
+// drop the log, and only notice whether a cache grew
 static void quiet(enum ggml_log_level level, const char * text, void * user) {
     (void) level;
     (void) user;
@@ -170,10 +171,10 @@ static void quiet(enum ggml_log_level level, const char * text, void * user) {
     }
 }
 
-// whether the CPU backend computes with its reference kernels
+// true: the CPU backend computes with its reference kernels
 static int use_ref = 0;
 
-// replace ggml's function of this name: ggml-cpu calls it for each backend that libllama makes
+// replace ggml's function with this name. it is called for each CPU backend that libllama makes
 ggml_backend_t ggml_backend_cpu_init(void) {
     ggml_backend_t (*init)(void);
     void           (*set_use_ref)(ggml_backend_t, bool);
@@ -192,7 +193,7 @@ int main(int argc, char ** argv) {
     use_ref = has(argc, argv, "ref");
 
     llama_log_set(quiet, NULL);
-    setvbuf(stdout, NULL, _IOLBF, 0); // an assertion loses nothing
+    setvbuf(stdout, NULL, _IOLBF, 0); // so that no output is lost if an assertion fails
 
     struct llama_context_params params = llama_context_default_params();
 
@@ -213,7 +214,7 @@ int main(int argc, char ** argv) {
     ctx = model ? llama_init_from_model(model, params) : NULL;
     if (!ctx) {
         printf("no context\n");
-        return 0; // of a model, a type: upstream's answer
+        return 0; // upstream refuses this model or this type, too
     }
     mem     = llama_get_memory(ctx);
     n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
@@ -248,7 +249,7 @@ int main(int argc, char ** argv) {
 
         decode_vectors("vectors", 0, 60);
         generate("after vectors", 0, 3);
-        // MiniMax-01 leaves a part of its graph's inputs unset for such tokens: upstream's answer depends on what ran before
+        // MiniMax-01 does not set all inputs of its graph for such tokens, so upstream's results depend on what ran before
         char arch[32] = "";
         llama_model_meta_val_str(model, "general.architecture", arch, sizeof(arch));
         if (strcmp(arch, "minimax-01") != 0) {

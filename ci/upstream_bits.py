@@ -1,15 +1,19 @@
-"""Compare results with upstream's bit for bit: one program, with upstream's header, on upstream's and on our libllama.
+"""Compare the results of the patched libllama with those of upstream's libllama, bit for bit.
 
     python ci/upstream_bits.py UNPATCHED_BUILD PATCHED_BUILD TOY...
 
-kv-check compares the patched library with itself. Here ci/upstream_bits.c, compiled once, runs on both builds (of one
-tag, with the same options): on the patched one without the flag and with it, in place and by copy. It covers prompts,
-tokens, copies, states, removed and shifted cells, a clear, vectors as input, tokens of two sequences, attention that is
-not causal, a control vector, an aborted batch, and two threads; with and without flash attention, quantized, in one
-stream and in four. Its output, which includes a hash of the logits of each batch, must be the same. If upstream's run
-ends in an assertion, the output must be the same up to that point.
+kv-check compares the patched library with itself. Here, ci/upstream_bits.c is compiled once with upstream's header and
+runs on both builds. They must be builds of one tag with the same options. On the patched build, the program runs with
+the dynamic cache switched off, with a cache that grows in place, and with one that grows by copy.
 
-Prints a row for each kind of cache, followed by the differences. Exit code 1 if something differs, 2 if nothing grew.
+The program covers prompts, tokens, copies, states, removed and shifted cells, a clear, vectors as input, tokens of two
+sequences, attention that is not causal, a control vector, an aborted batch, and two threads. It runs with and without
+flash attention, with quantized cells, and with one stream and four streams. Its output has a hash of the logits of each
+batch, and must be the same on all builds. If upstream's run ends in an assertion, the output must be the same up to
+that point.
+
+Prints a row for each kind of cache, and then the differences. The exit code is 1 if something differs, and 2 if no
+cache grew.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from typing import NamedTuple
 from kvtool.machine import cores
 
 SOURCE = Path(__file__).with_suffix(".c")
-# cpu-flash-attn computes quantized K and V by other kernels than upstream, so both builds use the reference kernels
+# The patch cpu-flash-attn computes quantized K and V with other kernels than upstream, so both builds use the reference
+# kernels here.
 CACHES = (("fa",), ("fa", "streams"), (), ("streams",), ("fa", "q8_0", "ref"))
 WAYS = {
     "without the flag": {},
@@ -39,7 +44,7 @@ TIMEOUT = 3600  # seconds for one model
 
 
 def compiled(tree: Path, build: Path, program: Path) -> Path:
-    """Compile the program with the headers of upstream's tree, for use with any build's libraries."""
+    """Compile the program with upstream's headers. It can run with the libraries of any build."""
     headers = (f"-I{tree / name}" for name in ("include", "ggml/include"))
     libraries = (f"-L{build / 'bin'}", "-lllama", "-lggml-cpu", "-lggml", "-lggml-base")
     subprocess.run(["cc", "-O1", "-rdynamic", *headers, "-o", program, SOURCE, *libraries], check=True)
@@ -47,7 +52,7 @@ def compiled(tree: Path, build: Path, program: Path) -> Path:
 
 
 class Said(NamedTuple):
-    """The output of the program, its exit code (below 0: the signal), and whether a cache grew."""
+    """Hold the output of the program, its exit code (the negative number of a signal), and whether a cache grew."""
 
     lines: tuple[str, ...]
     code: int | None
@@ -55,7 +60,7 @@ class Said(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A model in one kind of cache: upstream's result, and the results of the patched build in each mode."""
+    """Hold upstream's result for a model with one kind of cache, and the results of the patched build in each mode."""
 
     toy: str
     cache: tuple[str, ...]
@@ -63,7 +68,7 @@ class Row(NamedTuple):
     patched: dict[str, Said]
 
     def difference(self, way: str) -> str:
-        """Return the first difference of the patched build in output or exit code, "" for none."""
+        """Return the first difference of the patched build in the output or the exit code; "" if there is none."""
         ours, theirs = self.patched[way], self.upstream
         if ours.code is None or theirs.code is None:
             return "no end"
@@ -86,7 +91,7 @@ def said(program: Path, build: Path, toy: Path, cache: Sequence[str], env: dict[
 
 
 def show(rows: Iterable[Row]) -> int:
-    """Print the results for each kind of cache. Returns the exit code."""
+    """Print the results for each kind of cache, and return the exit code."""
     found = [row for row in rows if row.upstream.lines[:1] != ("no context",)]
     columns = ("cache", "models", *(f"{way}: equal, grew" for way in WAYS), "upstream ends")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")

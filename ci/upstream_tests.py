@@ -1,17 +1,20 @@
-"""Run upstream's own tests: on upstream's tree, on the patched one, and on the patched one with --kv-dynamic for all.
+"""Run upstream's own tests on upstream's tree, on the patched tree, and on the patched tree with --kv-dynamic for all.
 
     python ci/upstream_tests.py UNPATCHED_BUILD PATCHED_BUILD [--only REGEX] [--model FILE]... [--server-tests DIR]
 
-Both are build directories of the same tag with the tests built (LLAMA_BUILD_TESTS=ON). The script runs all tests of
-ctest that were built, except tests that would download a file. With --model (toys with a vocabulary,
-kvtool/verify/models.py), the tests of states and of recurrent rollback also run on these models; test-save-load-state
-uses a prompt of 600 tokens, so that the cache has to grow. Upstream's own toys end at 256 positions, the size of a
-cache before its first growth, and most of ctest's tests do not read --kv-dynamic's variable: for them, the third column
-repeats the second. With --server-tests (upstream's tools/server/tests, whose requirements.txt must be installed), the
-server's tests run as well, with the first model instead of downloads (ci/offline_server_models.py).
+Both must be builds of the same tag with the tests built (LLAMA_BUILD_TESTS=ON). The script runs all tests of ctest that
+were built, except those that would download a file.
 
-Prints a row per test that does not pass everywhere, and the number of the others. Exit code 1 if a test that passes on
-the unpatched tree fails or is missing on the patched one.
+With --model, the tests of states and of recurrent rollback also run on these models, which are test models with a
+vocabulary (kvtool/verify/models.py). test-save-load-state then has a prompt of 600 tokens, so that the cache has to
+grow. Upstream's own test models end at 256 positions, which is the size of a cache before its first growth. And most
+tests of ctest do not read the variable of --kv-dynamic, so their third column repeats the second.
+
+With --server-tests (upstream's tools/server/tests, whose requirements.txt must be installed), the tests of the server
+also run. They use the first model instead of downloads (ci/offline_server_models.py).
+
+Prints a row for each test that does not pass everywhere, and the number of the other tests. The exit code is 1 if a
+test that passes on the unpatched tree fails or is missing on the patched tree.
 """
 
 from __future__ import annotations
@@ -29,17 +32,17 @@ from pathlib import Path
 DYNAMIC = {"LLAMA_ARG_KV_DYNAMIC": "1"}
 DOWNLOADS = "download|thread-safety|model-load-cancel|autorelease|backend-sampler|eval-callback"
 ON_MODELS = ("test-save-load-state", "test-state-restore-fragmented", "test-recurrent-state-rollback")
-# Settings that make a test need more than the first 256 cells: the batch has the length of its prompt, and the log
-# level info shows the growth. The other two tests use fewer cells with any settings.
+# Settings with which a test needs more than the first 256 cells. The batch is as long as the prompt, and the log level
+# "info" prints the growth. The other two tests use fewer cells with any settings.
 BEYOND = {"test-save-load-state": ("-c", "4096", "-b", "600", "-lv", "4")}
 COLUMNS = ("unpatched", "patched", "--kv-dynamic")
 TIMEOUT = 900  # seconds for one test
-UNSTEADY = re.compile(r"0x[0-9a-f]+|\d+\.\d+")  # addresses and times in a message
-WIDTH = 160  # characters of how a test failed
+UNSTEADY = re.compile(r"0x[0-9a-f]+|\d+\.\d+")  # addresses and times in a message, which differ in each run
+WIDTH = 160  # most characters of a failure that are printed
 
 
 def by_ctest(build: Path, env: Mapping[str, str], only: str, report: Path) -> dict[str, str]:
-    """Name and outcome (ok, FAILED, not built, not run) of every test of a build directory."""
+    """Return the name and the outcome (ok, FAILED, not built, not run) of every test of a build."""
     leave_out = f"{DOWNLOADS}|test-state-restore-fragmented"
     argv: list[str | Path] = [
         "ctest",
@@ -52,7 +55,7 @@ def by_ctest(build: Path, env: Mapping[str, str], only: str, report: Path) -> di
         "-E",
         leave_out,
     ]
-    report.unlink(missing_ok=True)  # an old one is not this run's
+    report.unlink(missing_ok=True)  # remove the report of an earlier run
     subprocess.run([*argv, "-R", only], env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     words = {"run": "ok", "fail": "FAILED", "notrun": "not run", "disabled": "not run"}
     outcomes: dict[str, str] = {}
@@ -64,12 +67,12 @@ def by_ctest(build: Path, env: Mapping[str, str], only: str, report: Path) -> di
 
 
 def on_model(build: Path, env: Mapping[str, str], test: str, model: Path) -> str:
-    """Run one of the state tests on one model."""
+    """Run one of the tests of states on one model, and return the outcome."""
     program = build / "bin" / test
     if not program.is_file():
         return "not built"
     argv: list[str | Path] = [program, "-m", model, *BEYOND.get(test, ()), "-t", "1"]
-    with tempfile.TemporaryDirectory() as scratch:  # some leave a state file where they are
+    with tempfile.TemporaryDirectory() as scratch:  # some tests leave a state file in the current folder
         try:
             done = subprocess.run(argv, env={**os.environ, **env}, cwd=scratch, capture_output=True, timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -82,7 +85,10 @@ def on_model(build: Path, env: Mapping[str, str], test: str, model: Path) -> str
 
 
 def of_server(build: Path, env: Mapping[str, str], tests: Path, model: Path, report: Path) -> dict[str, str]:
-    """Return name and outcome of every server test, which upstream runs with pytest, and the text of failures."""
+    """Return the name and the outcome of every test of the server, with the text of a failure.
+
+    Upstream runs these with pytest.
+    """
     more = {
         "LLAMA_SERVER_BIN_PATH": str(build / "bin" / "llama-server"),
         "KVTOOL_SERVER_MODEL": str(model.absolute()),
@@ -92,7 +98,7 @@ def of_server(build: Path, env: Mapping[str, str], tests: Path, model: Path, rep
     argv.append(f"--junitxml={report}")
     report.unlink(missing_ok=True)
     done = subprocess.run(argv, cwd=tests, env={**os.environ, **env, **more}, stdout=subprocess.DEVNULL)
-    if done.returncode not in (0, 1):  # 1: tests failed
+    if done.returncode not in (0, 1):  # exit code 1 only means that tests failed
         raise SystemExit(f"pytest ended with exit code {done.returncode} in {tests}")
     outcomes: dict[str, str] = {}
     for case in ET.parse(report).getroot().iter("testcase"):
@@ -117,7 +123,7 @@ def column(build: Path, env: Mapping[str, str], args: argparse.Namespace, report
 
 
 def show(columns: Sequence[Mapping[str, str]]) -> int:
-    """Print the rows that matter. Returns how many tests only the patched tree fails."""
+    """Print the tests that do not pass everywhere. Return the number of tests that fail only on the patched tree."""
     names = sorted(set().union(*columns))
     rows = [(name, *(outcomes.get(name, "not there") for outcomes in columns)) for name in names]
     print("| test | " + " | ".join(COLUMNS) + " |\n|---|---|---|---|")
@@ -126,12 +132,12 @@ def show(columns: Sequence[Mapping[str, str]]) -> int:
         passed += set(outcomes) == {"ok"}
         left_out += set(outcomes) == {"not run"}
         if set(outcomes) not in ({"ok"}, {"not run"}) and outcomes != ["not there", "ok", "ok"]:
-            # how it fails is worth a word only where that differs: then the cache may have a part in it
+            # print how a test fails only if that differs between the columns, because then the cache may be the reason
             alike = len(set(outcomes)) == 1
             words = [outcome.partition(":")[0] if alike else outcome[:WIDTH] for outcome in outcomes]
             print("| " + " | ".join([name, *words]).replace("\n", " ") + " |")
     print(f"\n{passed} of {len(rows)} tests pass in all three columns, {left_out} run in none.")
-    # include missing tests, and our own tests that fail
+    # count tests that are missing, and also tests of this project that fail
     return sum(
         any(outcome != row[1] and (row[1] == "ok" or outcome.startswith("FAILED")) for outcome in row[2:])
         and not all(outcome.startswith("FAILED") for outcome in row[1:])

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Build a backend and prove quickly that its dynamic cache equals the static one. The results are in report/.
+# Build a backend, and prove with kvtool verify --quick that its dynamic cache gives the same results as the static cache. The
+# results are written to report/.
 #   ci/verify.sh [cpu|metal|cuda|vulkan]
 set -euo pipefail
 cd "$(dirname "$0")/.."

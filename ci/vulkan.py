@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Run kv-check on Vulkan's software driver (Mesa's llvmpipe), where a growth is by copy in device memory.
+"""Run kv-check on Vulkan's software driver (Mesa's llvmpipe), where a cache grows by copy in device memory.
 
-    ci/vulkan.py BIN [GLOB,...]         over upstream's toy models, default: all of them; BIN: the programs of
+    ci/vulkan.py BIN [GLOB,...]         on upstream's test models, by default on all of them. BIN has the programs of
                                         kvtool build --vulkan --target kv-check --target test-llama-archs
-    ci/vulkan.py BIN --full [GLOB,...]  one model of each memory class: every check, quantized, in four streams, with
-                                        changes of type, and with failing allocations
+    ci/vulkan.py BIN --full [GLOB,...]  on one model of each memory class: every check, quantized cells, four streams,
+                                        changes of type, and failing allocations
 
-It runs with and without flash attention, the memory classes first. Mesa 25 needs 20 seconds a run, Mesa 22.3 five times
-as long, so it runs only the checks that grow during a computation, use moved cells, and restore. A first run mostly
-waits for the driver's shader compiler, minutes each for an MLA: its results stay in ~/.cache (MESA_SHADER_CACHE_DIR).
-An interrupted run continues. Results are written to report/vulkan.xml. Exit code: 0 nothing differs, 1 something does,
-2 this driver is missing.
+It runs with and without flash attention, and one model of each memory class comes first. A run needs 20 seconds with
+Mesa 25. Mesa 22.3 needs five times as long. So only those checks run in which the cache grows during a computation,
+moved cells are used, or a state is restored. The first run mostly waits for the driver's shader compiler, which needs
+minutes for an MLA model. Its results are kept in ~/.cache (MESA_SHADER_CACHE_DIR). An interrupted run continues when it
+is started again.
+
+The results are written to report/vulkan.xml. Exit codes: 0 nothing differs, 1 something differs, 2 the driver is
+missing.
 """
 
 from __future__ import annotations
@@ -40,14 +43,16 @@ VARIANTS = {
     "retype": ("-fa", "on", "--quick", *plan.RETYPE),
     "no-memory": ("-fa", "on", "--quick", "--seqs", "3", "--fail", "3+", "--checks", "no-memory"),
     "no-memory/late": ("-fa", "off", "--quick", "--seqs", "3", "--fail", "1+", "--checks", "no-memory"),
-    "fa-on": ("-fa", "on"),  # many times as long as one of the other variants
+    "fa-on": ("-fa", "on"),  # needs many times as long as the other variants
     "fa-off": ("-fa", "off"),
 }
-# ggml leaves CPUs out unless they are named; without f16, as upstream's own CI; llvmpipe's threads are one of each lane
+# ggml ignores devices that are CPUs unless they are named. f16 is off, as in upstream's own CI. Each lane has one
+# thread.
 ENVIRONMENT = {"GGML_VK_VISIBLE_DEVICES": "0", "GGML_VK_DISABLE_F16": "1", "LP_NUM_THREADS": "1"}
-# its buffers are allocated and freed with each graph: with mmap(), the kernel needs half of the time
+# Buffers are allocated and freed for each graph. If malloc used mmap() for them, the kernel would need half of the
+# time.
 ENVIRONMENT |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**10), "MALLOC_TOP_PAD_": str(2**26)}
-TIMEOUT = 7200.0  # seconds a side
+TIMEOUT = 7200.0  # seconds for each side
 
 
 def main(bin_dir: Path, globs: str, *, full: bool) -> int:
@@ -81,7 +86,8 @@ def main(bin_dir: Path, globs: str, *, full: bool) -> int:
             said = f"{found.status}, {grown}, {found.seconds:.0f} s {found.reason}"
             print(f"{found.outcome:8} {found.id} {said}", flush=True)
 
-        # if the time runs out, the least important runs are missing: toys without a class, and the slowest variants
+        # the least important runs are at the end, in case the time is not enough: models without a class, and slow
+        # variants
         for part in parts:
             left = [check for check in part if check.id not in known]
             known |= {found.id: found for found in runner.kv_checks(left, program, on.lanes, on_finding=told)}
@@ -94,7 +100,7 @@ def main(bin_dir: Path, globs: str, *, full: bool) -> int:
 
 
 def waits_for_fences(work: Path) -> Path | None:
-    """Build vulkan_wait.so under `work`; return None if that fails: the library only saves time."""
+    """Build vulkan_wait.so in `work`. Return None if that fails, because the library only saves time."""
     made = work / "vulkan_wait.so"
     work.mkdir(parents=True, exist_ok=True)
     source = Path(__file__).with_name("vulkan_wait.c")
@@ -123,5 +129,5 @@ if __name__ == "__main__":
     parser.add_argument("bin", type=Path)
     parser.add_argument("globs", nargs="?", default="")
     parser.add_argument("--full", action="store_true")
-    args = parser.parse_intermixed_args()  # --full before the globs, too
+    args = parser.parse_intermixed_args()  # allow --full before the globs, too
     sys.exit(main(args.bin, args.globs, full=args.full))
