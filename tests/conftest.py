@@ -1,7 +1,7 @@
-"""Seal the tests: a temporary HOME and cache, fixed dates, an editor that fails, no network.
+"""Isolate the tests from the machine: a temporary HOME and cache, fixed dates, an editor that fails, and no network.
 
-`project` is a kvtool project with a tiny upstream, which is created here. `kvtool` runs a command line in this process.
-The tests of tests/e2e need the real environment and are not sealed.
+`project` is a kvtool project with a tiny upstream, which is created here. `kvtool` runs a command in this process. The
+tests of tests/e2e need the real environment, so they are not isolated.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def sealed(
 
 
 def git(repo: Path, *args: str, strip: bool = True) -> str:
-    """Run the user's own git, as in a shell, and return its output."""
+    """Run git with the user's settings, as in a shell, and return its output."""
     done = subprocess.run(["git", "-C", str(repo), *args], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip() if strip else done.stdout
@@ -109,7 +109,7 @@ def upstream(tmp_path: Path) -> Path:
 
 @dataclass
 class Tiny:
-    """Describe a kvtool project for the tiny upstream. Paths are like those of kvtool.project.Project."""
+    """Describe a kvtool project with the tiny upstream. The names of paths are those of kvtool.project.Project."""
 
     root: Path
     upstream: Path
@@ -125,7 +125,7 @@ class Tiny:
         return self.tree / ".git" / "kvtool"
 
     def write_lock(self, current: str = "v1", **trees: str) -> None:
-        """Write upstream.lock. `trees` replaces tree ids by wrong ones."""
+        """Write upstream.lock. `trees` has wrong tree ids for some tags."""
         text = f'current = "{current}"\nremote = "{self.root / "no-remote"}"\n'
         for day, tag in enumerate(("v1", "v2"), 1):
             tree = trees.get(tag) or git(self.upstream, "rev-parse", f"{tag}^{{tree}}")
@@ -137,7 +137,7 @@ class Tiny:
     def add_patch(
         self, name: str, *edits: tuple[str, str, str], extra: str = "", message: str = "", u: int = 1
     ) -> None:
-        """Add a patch that replaces (path, old, new) on top of v1 and the earlier patches."""
+        """Add a patch that makes the edits (path, old, new) on top of v1 and the earlier patches."""
         work = self.root.parent / "patch-work"
         if not work.exists():
             git(self.upstream, "worktree", "add", "-q", "--detach", str(work), "v1")
@@ -162,7 +162,7 @@ class Tiny:
 
 @pytest.fixture
 def project(tmp_path: Path, upstream: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """Create a project with two patches and two new files. The mirror is set by default."""
+    """Create a project with two patches and two new files. KVTOOL_UPSTREAM names the tiny upstream as the mirror."""
     tiny = Tiny(tmp_path / "project", upstream)
     write_files(
         tiny.root,
@@ -198,7 +198,7 @@ class Ran:
 
 @pytest.fixture
 def kvtool(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run kvtool("apply", "--json") in this process and return Ran."""
+    """Return a function that runs a kvtool command in this process: kvtool("apply", "--json") returns a Ran."""
 
     def run(*args: str | Path) -> Ran:
         capsys.readouterr()
@@ -211,7 +211,7 @@ def kvtool(capsys: pytest.CaptureFixture[str]) -> Any:
 
 @pytest.fixture
 def start() -> Any:
-    """Run start("fetch") as a kvtool process, for kills and races."""
+    """Return a function that starts kvtool as a process, for tests of kills and races: start("fetch")."""
     started: list[subprocess.Popen[str]] = []
 
     def run(*args: str | Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:

@@ -1,4 +1,7 @@
-"""Imitate the programs that verify runs: small Python scripts. The model's file name selects the behaviour."""
+"""Imitate the programs that verify runs, with small Python scripts.
+
+The name of the model's file selects what they do.
+"""
 
 from __future__ import annotations
 
@@ -287,14 +290,14 @@ sys.exit(139 if fate == "dies-late" else 0 if doc["status"] == "ok" else 2)
 
 
 def program(path: Path, source: str) -> Path:
-    """Write an executable that runs this Python source."""
+    """Write an executable file that runs a Python source."""
     path.write_text(f"#!{sys.executable}\n{source}", "utf-8")
     path.chmod(0o755)
     return path
 
 
 def programs(directory: Path) -> Path:
-    """Create a bin directory with all fake programs."""
+    """Make a folder with all of the imitated programs."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, source in (
         ("kv-check", KV_CHECK),
@@ -309,7 +312,7 @@ def programs(directory: Path) -> Path:
 
 
 def model(directory: Path, name: str) -> Path:
-    """Create a model file whose name selects the behaviour of the fakes."""
+    """Make a model file. Its name selects what the imitated programs do."""
     path = directory / f"{name}.gguf"
     path.write_bytes(b"GGUF")
     return path

@@ -1,9 +1,10 @@
-"""Build a libllama with many broken lines, each enabled by an environment variable.
+"""Build a libllama that contains many broken lines. An environment variable enables one of them.
 
-Every trap removes or reverses one line of the patched tree. A library per trap would take long to compile, so one
-library contains all traps: each place becomes a branch between the original and the broken code, selected by the number
-in KV_BROKEN. Only the objects with such a place are compiled again, with the commands that ninja recorded. libllama is
-linked again into another directory. Nothing in the build directory changes.
+A trap is a known mistake: it removes or reverses one line of the patched tree, and a test must then fail. To compile a
+library for each trap would take long. So one library contains all traps. Each place becomes a branch between the
+original and the broken code, and the number in KV_BROKEN selects the branch. Only the objects with such a place are
+compiled again, with the commands that ninja recorded. libllama is linked again in another folder. Nothing in the build
+directory changes.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ static bool kv_broken(int n) {{
 class Edit:
     """Describe one broken place.
 
-    `old` is a sequence of statements (ending with ; or }) or an expression, and `new` is its broken form. `after` is an
-    earlier line of the file, needed if `old` occurs more than once.
+    file: the source file
+    old: a sequence of statements (ending with ; or }) or an expression
+    new: its broken form
+    after: an earlier line of the file, which is needed if `old` occurs more than once
     """
 
     file: str
@@ -51,7 +54,7 @@ class Edit:
     after: str = ""
 
     def find(self, text: str) -> int:
-        """Return the position of `old`. Raise AssertionError if it is missing or ambiguous."""
+        """Return the position of `old`. Raise AssertionError if it does not occur, or if it is ambiguous."""
         start = text.find(self.after)
         assert start >= 0, f"{self.file} has no {self.after!r}"
         at = text.find(self.old, start)
@@ -61,7 +64,7 @@ class Edit:
 
 
 def rewrite(text: str, edits: Sequence[tuple[int, Edit]]) -> str:
-    """Return the source with every edit as a branch, selected by its number. Edits may share a place."""
+    """Return the source with a branch for every edit, selected by its number. Several edits may have the same place."""
     places: dict[tuple[int, str], list[tuple[int, Edit]]] = {}
     for number, edit in edits:
         places.setdefault((edit.find(text), edit.old), []).append((number, edit))
@@ -77,7 +80,7 @@ def rewrite(text: str, edits: Sequence[tuple[int, Edit]]) -> str:
 
 
 def _commands(real: Real) -> list[str]:
-    """Return the commands that build libllama, in order."""
+    """Return the commands that build libllama, in their order."""
     ninja = process.which("ninja")
     assert ninja is not None
     names = {"darwin": "libllama.dylib", "win32": "llama.dll"}
@@ -88,9 +91,9 @@ def _commands(real: Real) -> list[str]:
 
 
 def _unit(plan: Sequence[str], source: Path) -> Path:
-    """Return the file that the compiler reads for a source.
+    """Return the file that the compiler reads for a source file.
 
-    It is the source itself, or CMake's batch file that includes the source.
+    This is the source file itself, or the batch file of CMake that includes it.
     """
     for line in plan:
         unit = Path(line.rsplit(" -c ", 1)[-1])
@@ -107,7 +110,7 @@ def _run(command: str, cwd: Path) -> None:
 
 
 def build(real: Real, edits: Sequence[tuple[Edit, ...]], out: Path) -> None:
-    """Write a libllama with all edits to `out`, under the names that programs load. The tuples are numbered from 1."""
+    """Write a libllama with all edits to `out`, with the names that programs load. The edits are numbered from 1."""
     by_file: dict[str, list[tuple[int, Edit]]] = {}
     for number, group in enumerate(edits, 1):
         for edit in group:
@@ -115,14 +118,14 @@ def build(real: Real, edits: Sequence[tuple[Edit, ...]], out: Path) -> None:
 
     plan = _commands(real)
     link = next(line for line in plan if "-shared" in line and " -o bin/libllama" in line)
-    units: dict[Path, str] = {}  # file that the compiler reads -> its broken text
+    units: dict[Path, str] = {}  # for each file that the compiler reads, its text with the edits
     for file, chosen in by_file.items():
         source = real.tree / file
         text = rewrite(source.read_text("utf-8"), chosen)
         unit = _unit(plan, source)
         if unit == source:
             units[unit] = text
-        else:  # CMake compiles several sources together
+        else:  # CMake compiles several source files together
             (out / source.name).write_text(text, "utf-8")
             whole = units.get(unit) or unit.read_text("utf-8")
             units[unit] = re.sub(rf'#include "[^"]*/{source.name}"', f'#include "{out / source.name}"', whole)
@@ -134,9 +137,9 @@ def build(real: Real, edits: Sequence[tuple[Edit, ...]], out: Path) -> None:
         (command,) = (line for line in plan if line.endswith(f"-c {unit}"))
         original = command.split(" -o ")[1].split(" ")[0]
         made = out / f"{unit.stem}.o"
-        # -I: the compiler found the headers in the source's own directory
+        # -I, because the compiler found the headers in the folder of the source file before
         command = command.replace(f"-o {original}", f"-o {made} -I{real.tree / 'src'}")
-        # -O1: two thirds of the compile time, and no trap depends on speed
+        # -O1 needs two thirds of the time to compile, and no trap depends on speed
         command = command.replace(f"-c {unit}", f"-O1 -c {broken}")
         compiles.append(command.replace(f"-MF {original}.d", f"-MF {made}.d"))
         assert original in link

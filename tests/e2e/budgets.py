@@ -1,4 +1,4 @@
-"""Run a server within a budget, and check the budget after each request."""
+"""Run a server with a memory budget, and check the budget after each request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def props(server: LlamaServer) -> Any:
 
 
 class Watched:
-    """Hold a server with a budget of `mib` MiB. `taken` is the largest amount seen."""
+    """Hold a server with a budget of `mib` MiB. `taken` is the largest amount of memory that was seen."""
 
     def __init__(self, server: LlamaServer, mib: int) -> None:
         self.server, self.mib, self.taken = server, mib, 0
@@ -32,7 +32,7 @@ class Watched:
         return answer
 
     def look(self) -> tuple[str, int, int]:
-        """Return the type of K, and the numbers of changes to smaller and to larger types."""
+        """Return the type of K, the number of changes to smaller types, and the number of changes to larger types."""
         said = props(self.server)
         budget, caches = said["kv_budget"], said["kv_cache"].values()
         assert sum(cache["committed_bytes"] for cache in caches) <= budget["committed_bytes"] <= self.mib * MIB

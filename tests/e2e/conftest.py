@@ -1,6 +1,6 @@
-"""Provide the built patched tree, which `make test` or `kvtool build` creates, to the end-to-end tests.
+"""Provide the built patched tree to the end-to-end tests. `make test` or `kvtool build` builds it.
 
-KVTOOL_TEST_PRESET names another build (`kvtool build --preset`). With a sanitizer's build, a test fails if a program
+KVTOOL_TEST_PRESET names another preset of `kvtool build`. With a preset that has a sanitizer, a test fails if a program
 that it started wrote a report.
 """
 
@@ -32,17 +32,17 @@ PROGRAMS = (
     *("llama-server", cmake.RPC_SERVER),
     *(() if SANITIZED else ("kv-bench", "llama-cli", "llama-completion", "llama-bench")),
 )
-MARKER = "<image>"  # for LLAMA_MEDIA_MARKER
+MARKER = "<image>"  # value for LLAMA_MEDIA_MARKER
 SUPPRESSED = ROOT / "ci" / "tsan.supp"
 REPORTS = ROOT / "report" / PRESET
-NETWORK = 9  # exit code of kvtool without a network
+NETWORK = 9  # exit code of kvtool if there is no network
 BUSY = "another kvtool is building"
 
 
 def pytest_configure() -> None:
-    """Let every program write its sanitizer reports to separate files, because tests read the output and discard it.
+    """Let every program write its sanitizer reports to separate files, because tests capture the output of programs.
 
-    Undefined behaviour is always reported on stderr, so it must end the program.
+    Undefined behaviour is reported only on stderr, so it must end the program.
     """
     if SANITIZED:
         shutil.rmtree(REPORTS, ignore_errors=True)
@@ -55,9 +55,9 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def no_sanitizer_report() -> Iterator[None]:
-    """Fail a test if a program wrote a report.
+    """Fail a test if a program wrote a report of a sanitizer.
 
-    Programs of a module's fixture count for the test that runs at their end.
+    A program that a fixture of the module started counts for the test that runs when the program ends.
     """
     before = set(REPORTS.glob("*"))
     yield
@@ -67,7 +67,10 @@ def no_sanitizer_report() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run verify's tests first. They need a third of the time and use all cores; at the end, cores would be idle."""
+    """Run the tests of verify first.
+
+    They need a third of the time and use all cores. At the end of the tests, some cores would be idle.
+    """
     for item in items:
         if "e2e" in item.path.parts:
             item.add_marker(pytest.mark.e2e)
@@ -77,7 +80,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Real:
-    """Describe the tree and its build directory. `toys_by` is the program that writes the toys."""
+    """Describe the patched tree and its build directory.
+
+    `toys_by` is the program that writes the toys (tiny test models).
+    """
 
     tree: Path
     build: Path
@@ -89,16 +95,16 @@ class Real:
 
     @property
     def work(self) -> Path:
-        """Return the directory in which verify and these tests write models."""
+        """Return the folder in which verify and these tests write models."""
         return self.tree / "build" / "verify"
 
     @property
     def toys(self) -> Path:
-        """Return the directory of the toy models. Create the toys if verify has not run yet."""
+        """Return the folder of the toy models. Make the toys if verify has not run yet."""
         return models.toys(self.toys_by, self.work)[0].parent
 
     def text_model(self, toy: str) -> Path:
-        """Return the toy with a vocabulary, so that it reads and writes text."""
+        """Return a toy with a vocabulary, so that it can read and write text."""
         return self.with_vocabulary(self.toys / f"{toy}.gguf")
 
     def with_vocabulary(self, model: Path) -> Path:
@@ -106,9 +112,9 @@ class Real:
 
 
 def kvtool(*args: str) -> tuple[int, dict[str, Any]]:
-    """Run kvtool as a process, and return its exit code and JSON document.
+    """Run kvtool as a process, and return its exit code and its JSON document.
 
-    Another pytest process may be building, so that kvtool refuses. Then repeat until the test's time is over.
+    If another pytest process is building, kvtool refuses. Then repeat until the time limit of the test.
     """
     argv = [sys.executable, "-m", "kvtool", *args, "--json", "--project", str(ROOT)]
     while True:
@@ -123,10 +129,11 @@ def kvtool(*args: str) -> tuple[int, dict[str, Any]]:
 def real() -> Real:
     """Build the patched tree with everything that verify needs.
 
-    pytest processes build one after the other, because kvtool refuses a parallel build. All of them use the same toys.
+    Several pytest processes build one after the other, because kvtool refuses to build twice at the same time. All of
+    them use the same toys.
     """
     with lock_file(ROOT / "report" / "e2e.lock", Console(quiet=True), "the build of these tests"):
-        # for every preset: the release build writes the same files, faster
+        # use the release build for every preset, because it writes the same files faster
         toys_by = _built("release", "test-llama-archs")
         here = _built(PRESET, *cmake.VERIFY_TARGETS, *PROGRAMS)
         made = Real(Path(here["tree"]), Path(here["build_dir"]), Path(toys_by["bin_dir"]) / "test-llama-archs")
@@ -155,7 +162,7 @@ def no_vocab_model(real: Real) -> Path:
 
 @pytest.fixture(scope="session")
 def large_cell_model(real: Real, no_vocab_model: Path) -> Path:
-    """Return the model of `no_vocab_model` with a vocabulary. Its cache is most of a server's memory."""
+    """Return the model of `no_vocab_model` with a vocabulary. With it, most of a server's memory is the cache."""
     return real.with_vocabulary(no_vocab_model)
 
 
@@ -167,7 +174,7 @@ def mmproj(real: Real, model: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """Return a trained model file. Skip the tests if it cannot be downloaded."""
+    """Return the path of a trained model. Skip the tests if it cannot be downloaded."""
     if SANITIZED:
         pytest.skip("a trained model takes too long under a sanitizer")
     code, document = kvtool("fetch", "--model", "smollm2")
@@ -179,5 +186,5 @@ def smollm2() -> Path:
 
 @pytest.fixture
 def marker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the image marker of prompts. A server chooses a random marker otherwise."""
+    """Set the marker for images in prompts. Otherwise, a server chooses a random marker."""
     monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)

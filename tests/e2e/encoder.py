@@ -1,6 +1,6 @@
-"""Write a model with an encoder and a decoder (T5) and random weights. Upstream's generator writes none.
+"""Write a model with an encoder and a decoder (T5) and random weights, because upstream's generator writes none.
 
-The decoder has an ordinary KV cache, cells for the encoder's output, and relative positions.
+The decoder has an ordinary KV cache, cells for the output of the encoder, and relative positions.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ _LAYERS, _EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _CONTEXT, _BUCKETS = 2, 128, 2, 64,
 
 
 def t5(work: Path) -> Path:
-    """Write the model once, and return its path."""
+    """Write the model unless it exists, and return its path."""
     keys = attention_keys(Geometry("t5", _LAYERS, _HEADS, _HEAD, embd=_EMBD, ffn=_FFN, vocab=_VOCAB), _CONTEXT)
     more = {"attention.relative_buckets_count": _BUCKETS, "decoder_start_token_id": 0}
     return write_model(work / "t5.gguf", "t5", {**keys, **more}, _shapes())
 
 
 def _shapes() -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors, rows first."""
+    """Return the shapes of the tensors, with the rows first."""
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (_VOCAB, _EMBD),
         "enc.output_norm.weight": (_EMBD,),

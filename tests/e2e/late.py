@@ -1,6 +1,6 @@
-"""Delay each request of a client with `pytest -p tests.e2e.late`, as on a busy machine.
+"""Delay each request of a client, as on a busy machine. Use it with `pytest -p tests.e2e.late`.
 
-The server continues to generate during the delay, so a test that depends on a fast request fails.
+The server continues to generate during the delay. So a test fails if it depends on a request that arrives quickly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-SECONDS = 0.4  # maximum delay
+SECONDS = 0.4  # largest delay in seconds
 
 
 def pytest_configure() -> None:

@@ -1,4 +1,4 @@
-"""Send requests with images, read their answers, and write projectors of other kinds than verify's."""
+"""Send requests with images, read the answers, and write projectors that differ from those of verify."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ APART = ("-c", "8192", "-np", "4", "--no-kv-unified", "--cache-ram", "0")
 
 
 def projector_of_width(out: Path, width: int) -> Path:
-    """Write verify's projector for models of another width."""
+    """Write verify's projector for models with another width of the embeddings."""
     return write_model(out, "clip", keys(width), shapes(width))
 
 
 def merging_projector(out: Path, model: Path) -> Path:
-    """Write a projector like Qwen2-VL's, for images of any size.
+    """Write a projector like that of Qwen2-VL, for images of any size.
 
-    Two by two patches become a token. With M-RoPE, an image uses as many positions as its longer side has tokens.
+    Two by two patches of the image become one token. With M-RoPE, an image uses as many positions as its longer side
+    has tokens.
     """
     tensors = shapes(width := width_of(model))
     del tensors["v.position_embd.weight"]
@@ -37,7 +38,7 @@ def merging_projector(out: Path, model: Path) -> Path:
 
 
 def looking(*seeds: int, before: str = "", after: str = " what is it?", **of_each: int) -> dict[str, Any]:
-    """Return a prompt with these images."""
+    """Return a prompt with one image for each seed."""
     files = [base64.b64encode(image(seed, **of_each)).decode() for seed in seeds]
     return {"prompt_string": before + MARKER * len(seeds) + after, "multimodal_data": files}
 

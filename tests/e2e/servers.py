@@ -1,4 +1,4 @@
-"""Run a llama-server of the patched tree with toy models, and send single requests."""
+"""Run a llama-server of the patched tree with test models, and send single requests."""
 
 from __future__ import annotations
 
@@ -40,20 +40,21 @@ def routing(real: Real, log: Path, *args: str | Path) -> Iterator[LlamaServer]:
     argv = [real.bin / "llama-server", "--host", "127.0.0.1", "--port", str(port), "-t", "1", *args]
     with process.spawn(argv, stdout=log) as running, LlamaServer(running, port, log) as server:
         server.wait_ready(START_SECONDS)
-        server.http.headers["Connection"] = "close"  # a router closes the connection after a forwarded answer, as below
+        # after a forwarded answer, a router closes the connection, so do not reuse it
+        server.http.headers["Connection"] = "close"
         yield server
 
 
 def completion(server: LlamaServer, prompt: str, n_predict: int, **more: Any) -> dict[str, Any]:
-    """Send one /completion at temperature 0 that ignores the end of text."""
+    """Send one /completion at temperature 0. The end-of-text token is ignored."""
     body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True, **more}
     return server.post("/completion", body)
 
 
 def at_once(server: LlamaServer, prompts: Sequence[Any], n_predict: int) -> list[dict[str, Any]]:
-    """Send several prompts like completion(), but in one request.
+    """Send several prompts as completion() does, but in one request.
 
-    Separate requests could end before the next begins.
+    With separate requests, one could end before the next begins.
     """
     body = {"prompt": prompts, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True}
     answers: list[dict[str, Any]] = server.http.post("/completion", json=body).raise_for_status().json()
@@ -61,7 +62,7 @@ def at_once(server: LlamaServer, prompts: Sequence[Any], n_predict: int) -> list
 
 
 def resident(server: LlamaServer) -> int:
-    """Return the bytes of the process in memory, if the system reports them."""
+    """Return the resident bytes of the server's process. The system must report them."""
     taken = server.resident()
     assert taken is not None
     return taken
@@ -70,8 +71,8 @@ def resident(server: LlamaServer) -> int:
 def events(
     server: LlamaServer, path: str, body: dict[str, Any], leaves: Callable[[], bool] = lambda: False
 ) -> list[Any]:
-    """Return the JSON of each `data:` of a streaming request until the end, or until the client disconnects."""
-    # llama-server ends the connection with the stream, which a connection pool notices too late
+    """Return the JSON of each `data:` line of a streaming request, until it ends or the client disconnects."""
+    # llama-server closes the connection at the end of a stream, and a pool of connections would notice that too late
     close = {"Connection": "close"}
     with server.http.stream("POST", path, json={**body, "stream": True}, headers=close) as answer:
         assert answer.status_code == 200, answer.read()
@@ -79,7 +80,7 @@ def events(
 
 
 def until(met: Callable[[], T]) -> T:
-    """Poll until the result of `met` is true, and return the result."""
+    """Call `met` until its result is true, and return the result."""
     deadline = time.monotonic() + 120
     while not (said := met()):
         assert time.monotonic() < deadline, "the condition never became true"
@@ -88,20 +89,23 @@ def until(met: Callable[[], T]) -> T:
 
 
 def part(server: LlamaServer, name: str, action: str, **more: Any) -> dict[str, Any]:
-    """Load or unload a part of the server (`mmproj`, `speculative`), and return the answer."""
+    """Load or unload a part of the server ("mmproj" or "speculative"), and return the answer."""
     answer = server.post(f"/{name}", {"action": action, **more})
     assert (answer["success"], answer["state"]) == (True, f"{action}ed")
     return answer
 
 
 def weights(model: Path) -> int:
-    """Return the size of the model file in MiB, rounded up. The file also has a vocabulary."""
+    """Return the size of the weights of a model in MiB, rounded up.
+
+    The file is larger, because it also has a vocabulary.
+    """
     return -(-sum(int(tensor.n_bytes) for tensor in models.read_model(model).tensors) // (1024 * 1024))
 
 
 @contextlib.contextmanager
 def short_of_addresses(server: LlamaServer, more: int) -> Iterator[None]:
-    """Limit the address space of the server to this many more bytes (Linux)."""
+    """Limit the address space of the server to `more` bytes more than it has now (Linux)."""
     import resource
 
     assert sys.platform == "linux"
@@ -120,31 +124,32 @@ def generated(server: LlamaServer, slot: int = 0) -> int:
 
 
 def n_waiting(server: LlamaServer) -> int:
-    """Return the number of requests that wait for cells or are paused."""
+    """Return the number of requests that wait for cells, or that are paused."""
     return sum(slot.get("is_waiting", False) for slot in server.http.get("/slots").json())
 
 
 def n_deferred(server: LlamaServer) -> int:
-    """Return the number of requests that wait for a slot. The server needs --metrics."""
+    """Return the number of requests that wait for a slot. The server must run with --metrics."""
     return int(float(server.get("/metrics").split("\nllamacpp:requests_deferred ")[1].split()[0]))
 
 
 def until_it_generates(server: LlamaServer, request: Future[Any]) -> None:
-    """Wait until slot 0 generates."""
+    """Wait until slot 0 generates tokens."""
     while not generated(server):
         assert not request.done()
 
 
 def until_logged(server: LlamaServer, said: str) -> None:
-    """Wait for text in the log, which another thread writes, even after an answer.
+    """Wait until a text is in the server's log.
 
-    The log is complete when the server has ended.
+    Another thread writes the log, so the text may arrive after the answer. The log is complete when the server has
+    ended.
     """
     until(lambda: said in server.log)
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str, str]:
-    """Return the status, type and message of an error."""
+    """Return the HTTP status, the type and the message of an error."""
     error = answer.json()["error"]
     assert error["code"] == answer.status_code
     return answer.status_code, error["type"], error["message"]

@@ -1,4 +1,4 @@
-"""Run a server whose draft is loaded and unloaded, and read its answers."""
+"""Run a server whose draft model is loaded and unloaded, and read its answers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.e2e.servers import completion, part, refusal, serving, until
 ONE = ("-c", "4096", "-np", "1", "--cache-ram", "0")
 DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
 
-# Batches of other sizes are rounded differently on some CPUs. Here the best token is ahead of the next by at least 0.4
-# % of its probability, over 1000 tokens of `model`.
+# A prompt whose best next token is always clear. Batches of another size are rounded differently on some CPUs, but over
+# 1000 tokens of `model`, the best token is at least 0.4 % of its probability ahead of the next one.
 CLEAR = prompt(5, 100)
 
 
 def drafting(real: Real, model: Path, log: Path, *args: str | Path) -> Any:
-    """Run a server whose target is also its draft, so that all drafts are accepted."""
+    """Run a server whose target is also its draft model, so that all drafted tokens are accepted."""
     return serving(real, model, log, "-md", model, *DRAFT, *args)
 
 
@@ -30,7 +30,7 @@ def act(server: LlamaServer, action: str, **more: Any) -> dict[str, Any]:
 
 
 def unloading(server: LlamaServer, text: str, n_predict: int, **more: Any) -> dict[str, Any]:
-    """Complete a text while the draft is unloaded and loaded, up to six times."""
+    """Complete a text while the draft model is unloaded and loaded up to six times."""
 
     def generated() -> int:
         (slot,) = server.http.get("/slots").json()
@@ -54,7 +54,7 @@ def state(server: LlamaServer) -> str:
 
 
 def accepted(answer: dict[str, Any]) -> float | None:
-    """Return the accepted share of the drafted tokens, or None without drafts."""
+    """Return the share of the drafted tokens that were accepted; None if nothing was drafted."""
     timings = answer["timings"]
     return timings["draft_n_accepted"] / timings["draft_n"] if "draft_n" in timings else None
 
@@ -62,7 +62,7 @@ def accepted(answer: dict[str, Any]) -> float | None:
 def check_drafts(answer: dict[str, Any], *, loaded: bool) -> None:
     share = accepted(answer)
     assert (share is not None) == loaded
-    assert share is None or share > 0.5  # 0.01 for a draft that lacks its prompt
+    assert share is None or share > 0.5  # a draft model that does not have the prompt reaches only 0.01
 
 
 def until_it_is(name: str, server: LlamaServer) -> None:
@@ -70,13 +70,13 @@ def until_it_is(name: str, server: LlamaServer) -> None:
 
 
 class Lazy:
-    """Hold a server whose draft file can be changed."""
+    """Hold a server and the file of its draft model, which can be changed."""
 
     def __init__(self, server: LlamaServer, file: Path) -> None:
         self.server, self.file, self.whole = server, file, file.read_bytes()
 
     def fails(self) -> str:
-        """Load this file, and return the error message. The server continues without a draft."""
+        """Load the draft model, which must fail, and return the error message. The server continues without a draft."""
         code, kind, message = refusal(self.server.http.post("/speculative", json={"action": "load"}))
         assert (code, kind) == (500, "server_error")
         assert state(self.server) == "unloaded"

@@ -1,4 +1,4 @@
-"""Run a program in a real terminal of a chosen size, with tmux: read the screen, and send keys."""
+"""Run a program in a terminal of a chosen size, with tmux. Read its screen, and send keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-SECONDS = 60.0  # maximum wait for the expected screen
+SECONDS = 60.0  # seconds to wait for the expected screen
 _CUT = "8< cut 8<"
 
 
@@ -28,9 +28,9 @@ class Terminal:
         ).stdout
 
     def until(self, expected: Callable[[list[str]], object]) -> list[str]:
-        """Return the lines of the screen when they are as expected, without a broken line.
+        """Return the lines of the screen as soon as they are as expected, and no line is broken.
 
-        A line may be broken for a moment: the terminal writes the ^C of a Ctrl-C at the cursor.
+        A line can be broken for a moment, because the terminal writes the ^C of a Ctrl-C at the cursor.
         """
         deadline = time.monotonic() + SECONDS
         while True:
@@ -47,11 +47,11 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(width: int, height: int, argv: Sequence[str]) -> Iterator[Terminal]:
-    """Run the program in a terminal. At its end, the screen shows `exit code N`."""
+    """Run a program in a terminal. After the program, the screen shows `exit code N`."""
     if not shutil.which("tmux"):
         pytest.skip("tmux is not installed (apt-get install tmux, brew install tmux)")
     opened = Terminal(f"kvtool-{os.getpid()}-{width}")
-    # pytest sets COLUMNS and LINES, which programs prefer to the terminal's size
+    # pytest sets COLUMNS and LINES, and programs use these instead of the size of the terminal
     shell = f"unset COLUMNS LINES; LC_ALL=C.UTF-8 {shlex.join(argv)}; echo exit code $?; sleep 1000"
     try:
         opened.tmux("new-session", "-d", "-x", str(width), "-y", str(height), shell)

@@ -1,4 +1,7 @@
-"""Test the counts of kvtool bench, but no timings, on the real build with toys of three classes."""
+"""Test the numbers that kvtool bench counts, but not its times.
+
+It uses the real build and test models of three memory classes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ QUICK = ("bench", "--quick", "--ctx", "2048", "--rounds", "2")
 
 @pytest.fixture(scope="module", params=["llama-dense", "gemma3-dense", "deepseek2-moe"])
 def benched(request: pytest.FixtureRequest, real: Real, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Run kvtool bench with the patched libllama as its own baseline, which tests two libraries in one process."""
+    """Run kvtool bench with the patched libllama as its own baseline, so that two libraries are in one process."""
     out = tmp_path_factory.mktemp("bench")
     baseline = ("--baseline", str(real.bin)) if sys.platform == "linux" else ()
     toy = real.toys / f"{request.param}.gguf"
@@ -94,5 +97,5 @@ def test_type_changes_within_budget(real: Real) -> None:
         "gemma3-dense",
         "lfm2-dense",
     }
-    timed = "peak", "time / memcpy"  # depend on the machine
+    timed = "peak", "time / memcpy"  # these figures depend on the machine
     assert [b["name"] for b in document["bars"] if b["met"] is not True and not b["name"].startswith(timed)] == []

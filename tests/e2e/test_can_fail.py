@@ -1,7 +1,8 @@
-"""Prove that the checks can fail: break the line of each trap, and expect a check to fail.
+"""Prove that the checks can fail: break the line of each trap, and expect that a check fails.
 
-tests/e2e/traps contains the traps, broken.py the library with all of their lines. Each run is a process with one
-thread. As many processes run in parallel as there are cores, and the tests wait for the results.
+A trap is a known mistake. tests/e2e/traps defines the traps, and broken.py builds one library with all of their broken
+lines. Each run is a process with one thread. As many processes run at a time as there are cores, and the tests wait for
+the results.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NUMBERS = {trap.name: number for number, trap in enumerate(TRAPS, 1)}
 
 @dataclass(frozen=True)
 class Seen:
-    """Hold the results of a program. `answer` is kv-check's JSON, and `log` its standard error."""
+    """Hold the results of a program. `answer` is the JSON of kv-check, and `log` is its stderr."""
 
     code: int
     answer: dict[str, Any]
@@ -54,7 +55,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Lab:
-    """Hold the programs, the models, and the library with breakable lines."""
+    """Hold the programs, the models, and the library in which each trap's line can be broken."""
 
     real: Real
     libraries: Path
@@ -72,7 +73,10 @@ class Lab:
         return ("-m", self.real.toys / f"{name}.gguf") if name else ()
 
     def start(self, pool: ThreadPoolExecutor, trap: Trap) -> None:
-        """Start the trap's run with its line broken, and without a broken line once for all traps with the same run."""
+        """Start the run of a trap with its line broken.
+
+        Also start this run without a broken line, once for all traps that use it.
+        """
         for number in (0, NUMBERS[trap.name]):
             if (key := (number, *trap.run.key)) not in self.runs:
                 self.runs[key] = pool.submit(self.run, trap.run, number)
@@ -120,7 +124,7 @@ def lab(request: pytest.FixtureRequest, real: Real, tmp_path_factory: pytest.Tem
 
 
 def trap_sprang(trap: Trap, seen: Seen) -> bool:
-    """Return True if the output has the trap's sign."""
+    """Return True if the output shows what the trap must cause."""
     kind, _, rest = trap.sees.partition(": ")
     if kind == "log":
         return rest in seen.log
@@ -154,7 +158,7 @@ def test_design_excludes_trap(trap: Impossible) -> None:
     for file in (*ours, *sorted((ROOT / "patches").glob("*.patch"))):
         lines = file.read_text("utf-8").splitlines()
         upstream: list[str] = []
-        if file.suffix == ".patch":  # a changed upstream line with the word does not count as a new use
+        if file.suffix == ".patch":  # a changed line of upstream that has the word already is not a new use
             upstream = [line[1:] for line in lines if line.startswith("-") and not line.startswith("---")]
             lines = [line[1:] for line in lines if line.startswith("+") and not line.startswith("+++")]
         code, before = ("\n".join(line.partition("//")[0] for line in part) for part in (lines, upstream))

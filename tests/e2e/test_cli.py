@@ -10,7 +10,7 @@ from tests.e2e.conftest import Real
 
 
 def chat(real: Real, *lines: str) -> str:
-    """Return the output of llama-cli for these input lines."""
+    """Return the output of llama-cli for the given input lines."""
     model = str(real.text_model("llama-dense"))
     args = ("-m", model, "-c", "2048", "-n", "8", "--kv-dynamic", "-t", "1", "--no-warmup")
     done = subprocess.run(

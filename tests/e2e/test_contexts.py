@@ -1,4 +1,4 @@
-"""Test contexts that `kvtool verify` does not create: embeddings, and a decoder with its encoder."""
+"""Test kinds of contexts that `kvtool verify` does not make: embeddings, and a decoder with its encoder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tests.e2e.conftest import Real
 
 
 def equal(real: Real, model: Path, *args: str) -> set[str]:
-    """Run kv-check, which must find equal bits in a cache that grew. Return the names of the passed checks."""
+    """Run kv-check.
+
+    It must find equal bits, and the cache must have grown. Return the names of the checks that passed.
+    """
     done = subprocess.run([real.bin / "kv-check", "-m", model, "--quick", *args], capture_output=True, text=True)
     answer = json.loads(done.stdout)
     assert (answer["status"], done.returncode) == ("same", 0), answer["reason"]
@@ -21,7 +24,7 @@ def equal(real: Real, model: Path, *args: str) -> set[str]:
     return {check["name"] for check in answer["checks"] if check["status"] == "same"}
 
 
-# plain, hybrid, iSWA. With a mean over all tokens, upstream does not support every check.
+# Plain, hybrid and iSWA. Upstream does not support every check for a mean over all tokens.
 @pytest.mark.parametrize("toy", ["llama-dense", "qwen35-dense", "gemma3-dense"])
 @pytest.mark.parametrize("pooling", ["none", "mean", "cls", "last"])
 def test_embeddings_are_equal(real: Real, toy: str, pooling: str) -> None:

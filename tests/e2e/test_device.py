@@ -1,6 +1,7 @@
-"""Test the cache on a fake GPU (kv-check --fake-device), in place in pages and by copy.
+"""Test the cache on a simulated GPU (kv-check --fake-device): growth in place in pages, and growth by copy.
 
-A program that accesses unmapped memory ends with SIGSEGV, also after the last row of a quantized tensor.
+A program that accesses memory that is not mapped ends with SIGSEGV. The memory after the last row of a quantized tensor
+is not mapped either.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from tests.e2e.conftest import Real
 from tests.e2e.traps.device import ONLY_F16, PAGES_OF_4K, SMALL
 
 TOYS = ("llama-dense", "qwen35-dense", "gemma3-dense", "deepseek2-moe", "minimax-m3-moe")
-SLOW = ("deepseek32-moe", "deepseek4-moe")  # classes with only one model each: one variant
-THERE = ("--fake-device", "1024,4", "--device", "FAKE0")  # pages of 4 KiB, so that a toy has many pages
+# these memory classes have only one model each, so only one variant is tested
+SLOW = ("deepseek32-moe", "deepseek4-moe")
+THERE = ("--fake-device", "1024,4", "--device", "FAKE0")  # pages of 4 KiB, so that a small test model has many pages
 POOL = ("--seqs", "8", "--unified")
 CHECKS = "prompt,uneven,copy,shift,state-self,clear,shrink"
 
@@ -62,7 +64,10 @@ def test_copy_growth_is_equal(real: Real, args: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense", "deepseek2-moe"])
 @pytest.mark.parametrize("seqs", ["1", "4"])
 def test_type_change_in_place(real: Real, toy: str, seqs: str) -> None:
-    """Change types on a device, whose graph has copies of its inputs: kv-check must find the rotation there, too."""
+    """Change the types of cells on a device.
+
+    The graph has copies of its inputs there, and kv-check must find the rotation in these copies, too.
+    """
     same(kv_check(real, toy, "retype-bits,retype-generate,retype-grow", *PAGES_OF_4K, "--seqs", seqs), "in place")
 
 
@@ -76,7 +81,10 @@ def test_unwritable_type_is_refused(real: Real, toy: str, storage: str) -> None:
 @pytest.mark.parametrize("args", [(), ("--seqs", "4")], ids=["one-stream", "four-streams"])
 @pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe"])
 def test_type_change_by_copy(real: Real, toy: str, args: tuple[str, ...]) -> None:
-    """Use rows of MLA, which begin at any offset when quantized, with aligned copies like Vulkan's."""
+    """Test MLA with quantized rows, which can begin at any offset.
+
+    The device requires aligned copies, as Vulkan does.
+    """
     checks = "retype-bits,retype-generate,retype-grow,retype-restore"
     same(kv_check(real, toy, checks, *PAGES_OF_4K, "--storage", "copy", "-fa", "on", *args), "by copy")
 
@@ -92,7 +100,10 @@ def test_cache_on_two_devices(real: Real) -> None:
 
 
 def test_second_device_without_room(real: Real) -> None:
-    """Use a page as large as the second device, which is partly in use. The first device starts again, by copy."""
+    """Use a page as large as the second device, of which a part is in use.
+
+    So the first device starts again, by copy.
+    """
     two = ("--storage", "inplace", "--fake-device", "32,4", "--fake-device", "96,98304", "--device", "FAKE0,FAKE1")
     answer = kv_check(real, "llama-dense", CHECKS, *two, "--seqs", "2")
     same(answer, "by copy")
@@ -101,7 +112,10 @@ def test_second_device_without_room(real: Real) -> None:
 
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense", "qwen4exp-moe"])
 def test_attention_on_other_device(real: Real, toy: str) -> None:
-    """Leave unmapped pages between the rows of two streams. ggml would copy them with the rows."""
+    """Leave pages that are not mapped between the rows of two streams.
+
+    If attention runs on another device, ggml copies such pages together with the rows.
+    """
     checks = "prompt,uneven,copy,state-self" if toy == "qwen4exp-moe" else CHECKS
     quantized = (*ONLY_F16, "-ctk", "q8_0", "-ctv", "q8_0")
     same(kv_check(real, toy, checks, *quantized), "in place")
@@ -113,7 +127,10 @@ def test_attention_on_other_device(real: Real, toy: str) -> None:
 
 @pytest.mark.parametrize("seqs", ["1", "2"])
 def test_unsupported_flash_attention(real: Real, seqs: str) -> None:
-    """Let V be untransposed, so that the rows are in pages and attention multiplies matrices over heads of K."""
+    """Use V in rows with attention that multiplies matrices.
+
+    The device has no flash attention for K in q8_0.
+    """
     args = ("--storage", "inplace", "--fake-device", "1024,4,f16", "--device", "FAKE0", "-fa", "auto", "-ctk", "q8_0")
     answer = kv_check(real, "llama-dense", CHECKS, *args, "--seqs", seqs)
     same(answer, "in place")
@@ -121,7 +138,7 @@ def test_unsupported_flash_attention(real: Real, seqs: str) -> None:
 
 
 def test_indexer_on_other_device(real: Real) -> None:
-    """Use an indexer whose views cover all of the storage, also unmapped rows after the last row of one stream."""
+    """Use an indexer that reads all of the storage, even rows that are not mapped."""
     answer = kv_check(real, "qwen4exp-moe", "prompt,uneven,state-self", *PAGES_OF_4K, "-fa", "on", "-ctk", "iq4_nl")
     assert answer["status"] == "same" and answer["grown"], answer["reason"]
     assert "attention does not run where the cells are" in answer["log"] and "grows by copy" in answer["log"]

@@ -1,4 +1,4 @@
-"""Compare drafts with a growing target against drafts with static caches, bit by bit."""
+"""Compare draft models with growing caches with draft models with static caches, bit for bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def drafting(real: Real, storage: str, *args: str | Path) -> None:
 
 
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
-@pytest.mark.parametrize("args", KINDS[:-1])  # upstream's draft has no streams
+@pytest.mark.parametrize("args", KINDS[:-1])  # upstream's draft model has no streams
 def test_draft_sharing_target_cells(real: Real, storage: str, args: tuple[str, ...]) -> None:
     target, draft = drafts.draft_pair(real.work)
     drafting(real, storage, "-m", target, "-md", draft, *args)

@@ -1,11 +1,13 @@
-"""Let every allocation of a growth fail once, and all later ones, too: nothing is lost, and what fits is served.
+"""Let every allocation of a growth fail once, alone and with all later ones.
 
-kv-check's check "no-memory" grows a cache several times, and "retype-fail" changes the types of its cells. There,
---fail N makes the N-th allocation fail, and N+ that allocation and all later ones. N increases until no allocation is
-left to fail. scenarios-memory.cpp and scenarios-types.cpp describe the state that each failure must leave.
+Nothing may be lost, and what fits must be served.
 
-Every failure is a kv-check process with one thread. As many processes run in parallel as there are cores.
-KVTOOL_ALL_CLASSES=1 adds the memory classes with slow models.
+kv-check's check "no-memory" grows a cache several times, and "retype-fail" changes the types of its cells. In both,
+--fail N makes the N-th allocation fail, and --fail N+ also all later ones. N increases until there is no N-th
+allocation. scenarios-memory.cpp and scenarios-types.cpp describe in which state each failure must leave the cache.
+
+Every failure is a process of kv-check with one thread. As many processes run at a time as there are cores.
+KVTOOL_ALL_CLASSES=1 adds the memory classes whose models are slow.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ RUNS = (
     pytest.param("deepseek32-moe", ONE, id="DSA", marks=SLOW),
     pytest.param("deepseek4-moe", ("--fill", "1100", "-c", "8192"), id="DSV4", marks=SLOW),  # rows for 2048 cells
 )
-LIMIT = 400  # more than the failures of any growth here
+LIMIT = 400  # more than the number of allocations of any growth tested here
 
 
 def points(real: Real, toy: str, suffix: str, *args: str, check: str = "no-memory") -> Iterator[dict[str, Any]]:
-    """Return kv-check's answer for each allocation that fails."""
+    """Yield the answer of kv-check for each allocation that fails."""
     argv: list[str | Path] = [
         real.bin / "kv-check",
         "-m",
@@ -101,7 +103,7 @@ def test_type_change_survives_every_failure(real: Real, types: str, fa: str, sto
 
 
 def note(line: str) -> None:
-    """Write a line of the report. `pytest -s` shows it, and CI keeps the file."""
+    """Write a line of the report. `pytest -s` prints it, and CI keeps the file."""
     print(line, file=sys.stderr)
     report = ROOT / "report" / "allocations.txt"
     report.parent.mkdir(exist_ok=True)

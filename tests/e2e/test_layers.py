@@ -1,4 +1,4 @@
-"""Apply each combination of layers to the real upstream: every hunk must be in its function."""
+"""Apply each combination of layers (groups of patches) to the real upstream. Every hunk must be in its function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUPS = load_groups(find_project(ROOT))
 
 
 def combinations() -> list[tuple[str, ...]]:
-    """Return each set of layers that includes its dependencies; () for all layers."""
+    """Return each set of layers that includes the layers it depends on; () stands for all layers."""
     names = [group.id for group in GROUPS]
     chosen = (some for size in range(1, len(names) + 1) for some in itertools.combinations(names, size))
     return sorted({close_groups(GROUPS, some) for some in chosen})

@@ -1,4 +1,4 @@
-"""Test programs that link libllama: with upstream's header, and with unusual orders of calls."""
+"""Test programs that are linked with libllama: compiled with upstream's header, or with an unusual order of calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 def compiled(real: Real, source: str, out: Path, *headers: Path) -> Path:
-    """Compile a program of this folder, and link it to the build."""
+    """Compile a program of this folder, and link it with the libraries of the build."""
     compiler = shutil.which("cc" if source.endswith(".c") else "c++")
     assert compiler is not None
     program = out / Path(source).stem
@@ -41,7 +41,7 @@ def said(*argv: str | Path, **env: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("flag", ["0", "1"])
 def test_program_with_upstream_header(real: Real, tmp_path: Path, flag: str) -> None:
-    """Expect parameters of upstream's size, so that existing bindings work with the patched library."""
+    """Expect parameter structs as large as upstream's, so that existing bindings work with the patched library."""
     applied = read_applied(real.tree)
     assert applied is not None
     show = ["git", "-C", str(real.tree), "show", f"{applied.base}:include/llama.h"]
@@ -52,7 +52,7 @@ def test_program_with_upstream_header(real: Real, tmp_path: Path, flag: str) -> 
 
 @pytest.mark.parametrize("what", ["types", "state", "budget"])
 def test_adapters_without_a_batch(real: Real, tmp_path: Path, what: str) -> None:
-    """Prevent a former crash. With adapters, graphs are larger than the reserved buffers."""
+    """Prevent a crash that happened before: with adapters, graphs were larger than the reserved buffers."""
     model = real.toys / "llama-dense.gguf"
     lora = adapter(model, tmp_path / "lora.gguf", "blk.")
     assert said(compiled(real, "adapters.c", tmp_path), model, lora, what) == (0, "0 0")
@@ -60,7 +60,10 @@ def test_adapters_without_a_batch(real: Real, tmp_path: Path, what: str) -> None
 
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
 def test_full_heap_while_freeing_cells(real: Real, tmp_path: Path, storage: str) -> None:
-    """Expect by copy that either all caches release memory, or none, because their graphs need equal sizes."""
+    """Expect that either all caches free memory, or none does.
+
+    With growth by copy, their graphs need equal sizes.
+    """
     model = real.toys / "minimax-m3-moe.gguf"
     code, failed = said(compiled(real, "heap.cpp", tmp_path), model, LLAMA_KV_DYNAMIC_STORAGE=storage)
     assert code == 0
@@ -71,7 +74,7 @@ def test_full_heap_while_freeing_cells(real: Real, tmp_path: Path, storage: str)
     ("toy", "what"), [("gemma3-dense", "shift"), ("deepseek4-moe", "rows"), ("llama-dense", "heap")]
 )
 def test_pending_copies_survive_failures(real: Real, tmp_path: Path, toy: str, what: str) -> None:
-    """Expect that neither waiting operations nor operations that fail on the heap are lost."""
+    """Expect that no pending copy is lost, whether other operations follow or an allocation on the heap fails."""
     code, failed = said(compiled(real, "late_copies.cpp", tmp_path), real.toys / f"{toy}.gguf", what)
     assert code == 0
     assert what != "heap" or int(failed) > 5
@@ -79,7 +82,10 @@ def test_pending_copies_survive_failures(real: Real, tmp_path: Path, toy: str, w
 
 @pytest.mark.parametrize("toy", ["qwen4exp-moe", "deepseek32-moe", "minimax-m3-moe", "deepseek4-moe"])
 def test_partly_pending_copies(real: Real, tmp_path: Path, toy: str) -> None:
-    """Prevent a former bug. If only the attention's copy found memory, but not the indexer's, all batches failed."""
+    """Prevent a bug that happened before: all batches failed.
+
+    Attention's copy had found memory, but the indexer's copy had not.
+    """
     program = compiled(real, "late_copies.cpp", tmp_path)
     answers = (said(program, real.toys / f"{toy}.gguf", f"{n}+") for n in itertools.count(1))
     refused = list(itertools.takewhile(lambda answer: answer != (0, "0"), answers))
@@ -88,22 +94,22 @@ def test_partly_pending_copies(real: Real, tmp_path: Path, toy: str) -> None:
 
 
 def test_device_state_after_quantization(real: Real, tmp_path: Path) -> None:
-    """Prevent a former bug. A state on the device had only a part of the rows."""
+    """Prevent a bug that happened before: a state on the device had only a part of the rows."""
     assert said(compiled(real, "quantized.cpp", tmp_path), real.toys / "llama-dense.gguf", "device")[0] == 0
 
 
 def test_decoder_without_flash_attention(real: Real, tmp_path: Path) -> None:
-    """Prevent a former bug. A quantized V was written past its buffer.
+    """Prevent a bug that happened before: a quantized V was written beyond the end of its buffer.
 
-    T5 has no flash attention over its cells, although the context reports it.
+    T5 has no flash attention over its cells, although the context reports that it has.
     """
     assert said(compiled(real, "quantized.cpp", tmp_path), encoder.t5(real.work), "decoder")[0] == 0
 
 
 def test_full_heap_in_type_change(real: Real, tmp_path: Path) -> None:
-    """Prevent a former crash.
+    """Prevent a crash that happened before.
 
-    Graphs need rotation matrices; without memory for one, the next batch ended the process.
+    Graphs need matrices for the rotation. If there was no memory for one, the next batch ended the process.
     """
     code, failed = said(compiled(real, "types_heap.cpp", tmp_path), real.toys / "gemma3-dense.gguf")
     assert code == 0
@@ -111,7 +117,10 @@ def test_full_heap_in_type_change(real: Real, tmp_path: Path) -> None:
 
 
 def test_full_heap_until_end_of_type_change(real: Real, tmp_path: Path) -> None:
-    """Prevent a former bug in the undo. Cells reported types without having data of these types."""
+    """Prevent a bug that happened before when a change of types was undone.
+
+    Cells reported types, but their data had other types.
+    """
     code, failed = said(compiled(real, "types_heap.cpp", tmp_path), real.toys / "gemma3-dense.gguf", "rest")
     assert code == 0
     assert int(failed) > 20

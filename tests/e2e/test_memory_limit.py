@@ -1,7 +1,7 @@
-"""Let the system refuse memory: RLIMIT_AS, set after the first cells, leaves too little to grow.
+"""Let the system refuse memory: RLIMIT_AS is set after the first cells, and leaves too little memory for a growth.
 
-The cache is that of Qwen3.5-27B, 64 KiB per cell, so that a growth exceeds the allocator's free memory. The cache grows
-by copy, because an address range in place counts completely when it is reserved.
+The cache is that of Qwen3.5-27B, with 64 KiB for each cell, so that a growth needs more than the allocator has left.
+The cache grows by copy, because the address range of a cache that grows in place counts completely when it is reserved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux coun
 
 
 def no_memory(real: Real, no_vocab_model: Path, limit: int) -> tuple[int, dict[str, Any], str]:
-    """Run kv-check's no-memory with this many MiB to grow into. Return the exit code, answer and log."""
+    """Run kv-check's check "no-memory" with `limit` MiB for growth. Return the exit code, the answer and the log."""
     argv: list[str | Path] = [
         real.bin / "kv-check",
         "-m",

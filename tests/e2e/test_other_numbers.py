@@ -1,6 +1,7 @@
-"""Test toys with other parameters: indexers that select, windows longer than a batch, several threads.
+"""Test models with other parameters: indexers that select cells, windows longer than a batch, several threads.
 
-By default, upstream's toys select all cells, so that an indexer's keys do not matter, and have windows of 32.
+By default, the indexers of upstream's test models select all cells, so that their keys do not matter. Their windows
+have 32 tokens.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ def same(real: Real, toy: str, checks: str, *args: str) -> None:
 @pytest.mark.parametrize("toy", ["deepseek32", "dots3note", "qwen4exp", "glm-dsa", "minimax-m3"])
 def test_selecting_indexers_are_equal(real: Real, toy: str, storage: str) -> None:
     few = ("--override", f"{toy}.attention.indexer.top_k=16")
-    # glm-dsa has deepseek32's cache, but its own graph
+    # glm-dsa has the same cache as deepseek32, but another graph
     checks = "prompt,generate,state-self" if toy == "glm-dsa" else CELLS
     same(real, f"{toy}-moe", checks, *few, "--seqs", "2", "--storage", storage)
 
 
-# break: leave the keys of an indexer behind when the cache grows
+# Break the library: do not copy the keys of an indexer when the cache grows.
 FORGOTTEN = broken.Edit(
     "src/llama-kv-storage-copy.cpp",
     "llama_kv_copy_from(to.ctx.get(), l.k, to.k, false, n_used);",

@@ -1,8 +1,8 @@
-"""Let memory run out while the cache grows: the request gets an error, everything else continues.
+"""Let memory run out while the cache grows: the request gets an error, and everything else continues.
 
-LLAMA_KV_DYNAMIC_FAIL=N makes the N-th allocation of a growth fail, and N+ that allocation and all later ones (see
-llama-kv-storage.h). By copy, there is one allocation for each of the two layers, then one for the compute buffers.
-test_every_allocation_fails.py tests the failing commits of a growth in place.
+LLAMA_KV_DYNAMIC_FAIL=N makes the N-th allocation of a growth fail, and N+ also all later ones (see llama-kv-storage.h).
+A growth by copy has one allocation for each of the two layers, and then one for the compute buffers.
+test_every_allocation_fails.py tests the growth in place.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ def answered(server: LlamaServer, request: Request) -> bool:
 
 @pytest.mark.parametrize("toy", ["minimax-m3-moe", "qwen4exp-moe", "deepseek32-moe"])
 def test_start_without_memory_falls_back(real: Real, toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start in place without memory: both caches then start by copy, because their graphs need caches of one size."""
+    """Start in place without memory.
+
+    Both caches then start by copy, because their graphs need caches of the same size.
+    """
     toy_file, args = real.toys / f"{toy}.gguf", ("--quick", "--checks", "generate")
     for fail in range(1, 13):
         monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", str(fail))
         done = process.capture([real.bin / "kv-check", "-m", toy_file, *args], check=False, error=VerifyError)
         said = parse_last_json_line(done.stdout) or {}
-        refused = "returned 0 on the static side, 1 on the dynamic side" in str(said.get("reason"))  # a growth failed
+        refused = "returned 0 on the static side, 1 on the dynamic side" in str(said.get("reason"))  # the growth failed
         assert said.get("status") == "same" or refused, (fail, said.get("reason"))
 
 
@@ -59,13 +62,15 @@ def test_server_survives_failed_growth(
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
     with llama_server(real.bin / "llama-server", model, (*ARGS, "--kv-dynamic"), tmp_path / "server.log") as server:
         assert server.complete(SHORT) == static_answer
-        # the first long request may succeed, too: the server retries with smaller batches, which need less memory
+        # the first long request may succeed, because the server tries again with smaller batches, which need less
+        # memory
         answers = [answered(server, LONG), answered(server, LONG)]
         assert server.complete(SHORT).content == static_answer.content
     log = server.log
     assert growths(log)
     if fail.startswith("3"):
-        # the cache first grows less ahead of need, then not at all: it leaves its memory to the compute buffers
+        # The cache first grows by less than it would like, and then not at all, so that memory is left for the compute
+        # buffers.
         assert ("failed to reserve the compute buffers" in log) == (fail == "3+")
     else:
         assert "not enough memory" in log

@@ -1,4 +1,4 @@
-"""Unpack an archive of the real build elsewhere: it compares the caches there, and serves."""
+"""Unpack an archive of the real build in another folder. There, it must compare the caches and serve requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.e2e.conftest import Real, kvtool
 
 
 def test_archive_of_build_runs(real: Real, tmp_path: Path) -> None:
-    ui = "--ui" if configured_page(real.build) else "--no-ui"  # as configured, because building the page needs minutes
+    # with the web page only if the build has it, because building the page needs minutes
+    ui = "--ui" if configured_page(real.build) else "--no-ui"
     code, made = kvtool("package", "--preset", "release", ui, "--check", "--out", str(tmp_path))
     assert (code, made["checked"]) == (0, True), made
     with tarfile.open(made["archive"]) as tar:

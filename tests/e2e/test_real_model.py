@@ -1,6 +1,6 @@
 """Compare a static and a dynamic llama-server with a trained model and an ordinary client library.
 
-The model is SmolLM2-135M-Instruct, from PyPI. Without a network these tests are skipped.
+The model is SmolLM2-135M-Instruct, downloaded from PyPI. Without a network, these tests are skipped.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ FORECAST = {
         },
     },
 }
-# ChatML with tools: the model's own template does not support tools
+# a template with tools in ChatML, because the model's own template does not support tools
 TOOLS_TEMPLATE = "models/templates/Qwen-Qwen2.5-7B-Instruct.jinja"
 GRAMMAR = 'root ::= "yes" | "no"'
 
 
 class Client:
-    """Hold an OpenAI client of one server."""
+    """Hold a client of OpenAI's library for one server."""
 
     def __init__(self, server: LlamaServer, http: Any) -> None:
         self.server = server
@@ -96,9 +96,9 @@ def answers(server: LlamaServer, http: Any) -> dict[str, Any]:
 
 
 def tool_use(server: LlamaServer, http: Any) -> list[Any]:
-    """Offer a tool, then return the result of a call. Return both messages of the model.
+    """Offer a tool, then send the result of a call. Return both messages of the model.
 
-    The model is too small to call the tool itself, so the test writes the call into the history.
+    The model is too small to call the tool itself, so the test adds the call to the history.
     """
     client = Client(server, http)
     question = "What is the weather in Paris?"

@@ -1,4 +1,4 @@
-"""Test the cache on a ggml-rpc-server, whose memory the host cannot access. Growth stages one layer at a time."""
+"""Test the cache on a ggml-rpc-server, whose memory the host cannot access. A growth copies one layer at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def device(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dev
         yield found
 
 
-@pytest.mark.timeout(1800)  # including the build, for the first test
+@pytest.mark.timeout(1800)  # includes the build for the first test
 @pytest.mark.parametrize("args", [(), ("-fa", "off"), ("--seqs", "4")], ids=["f16", "transposed-V", "four-streams"])
 @pytest.mark.parametrize("toy", TOYS)
 def test_cache_on_rpc_device_is_equal(real: Real, device: devices.Device, toy: str, args: tuple[str, ...]) -> None:

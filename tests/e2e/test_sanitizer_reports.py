@@ -1,4 +1,4 @@
-"""Test that a sanitizer's report fails kv-check, on either side, also if both sides have the same report."""
+"""Test that kv-check fails if a sanitizer reports something on either side, or the same on both sides."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 from tests.e2e.conftest import SANITIZED, Real
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or SANITIZED,  # a sanitizer's own library must be loaded first
+    sys.platform != "linux" or SANITIZED,  # the library of a sanitizer must be loaded first
     reason="the report is made by a preloaded library",
 )
 
 REPORT = "cache.cpp:1:2: runtime error: it is undefined"
-# the file for sanitizer reports that did not end the process; the dynamic side ends second
+# the file for reports that do not end the process; the dynamic side is the second to end
 SOURCE = """
 #include <stdio.h>
 #include <string.h>

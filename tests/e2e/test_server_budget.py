@@ -24,16 +24,17 @@ def n_ctx(server: LlamaServer) -> int:
 @pytest.mark.parametrize(
     ("args", "cells"),
     [
-        (("--kv-budget", "100"), range(1400, 1601)),  # 100 MiB of f16, minus the growth of the compute buffers
+        (("--kv-budget", "100"), range(1400, 1601)),  # 100 MiB of f16 cells, minus the growth of the compute buffers
         (("--kv-budget", "100", "--kv-auto-quant", "f16,q8_0,q4_0"), range(5000, 5690)),
         (("--kv-budget", "100", "--kv-auto-quant", "q8_0"), range(2700, 3012)),
         (("--kv-budget", "100000"), (262144,)),
         (("--kv-budget", "100", "-c", "4096"), (4096,)),
-        (("--kv-budget", "100", "-c", "0"), (262144,)),  # all that the model supports, because the user requested it
+        # as many as the model supports, because the user requested that
+        (("--kv-budget", "100", "-c", "0"), (262144,)),
         (("--kv-budget", "100", "--kv-cache-tokens", "512"), (512,)),
-        (("--kv-budget", "100", "-np", "3", "--no-kv-unified"), range(256, 531, 256)),  # per slot
+        (("--kv-budget", "100", "-np", "3", "--no-kv-unified"), range(256, 531, 256)),  # for each slot
         (("--kv-cache-tokens", "1024"), (1024,)),
-        (("--kv-cache-tokens", "1000"), (768,)),  # at most 1000, and a multiple of 256
+        (("--kv-cache-tokens", "1000"), (768,)),  # the largest multiple of 256 that is not above 1000
         (("--kv-cache-tokens", "100"), (256,)),
         (("--kv-cache-tokens", "1024", "-c", "8192"), (1024,)),
         (("--kv-cache-tokens", "8192", "-c", "1024"), (1024,)),
@@ -49,14 +50,17 @@ def test_context_size_from_limits(
 
 @pytest.mark.parametrize("slots", ["1", "16"])
 def test_budget_excludes_recurrent_states_from_plan(real: Real, tmp_path: Path, slots: str) -> None:
-    """Use 1 MiB: 768 cells of this model and the growth of the compute buffers, or the states of 7 slots."""
+    """Use a budget of 1 MiB.
+
+    It holds 768 cells of this model and the growth of the compute buffers, or the states of 7 slots.
+    """
     args = (*PLAIN, "-np", slots, "--kv-unified", "--kv-budget", "1")
     with serving(real, real.text_model("qwen35-dense"), tmp_path / "log", *args) as server:
         assert n_ctx(server) == 768
 
 
 def test_unsupported_ladder_type_is_skipped(real: Real, tmp_path: Path) -> None:
-    """Expect a warning at the start, and a plan of --fit without the type."""
+    """Expect a warning at the start. --fit must plan without the type."""
     args = (*PLAIN, "--kv-budget", "1", "--kv-auto-quant", "f16,q8_0")
     with serving(real, real.text_model("laguna-moe"), tmp_path / "log", *args) as server:
         until_logged(server, "cannot have q8_0 and q8_0: the block size of the type does not divide the size of a head")
@@ -108,7 +112,7 @@ def test_limits_from_environment(
     with serving(real, no_vocab_model, tmp_path / "log", *PLAIN, "--no-jinja") as server:
         said = props(server)
         assert said["kv_budget"]["types"] == ["q4_0"]
-        assert n_ctx(server) == 2816  # whole blocks of 256, at most 3000
+        assert n_ctx(server) == 2816  # a multiple of 256, at most 3000
 
 
 # --- within the budget -----------------------------------------------------------------------------------------------
@@ -133,7 +137,7 @@ def test_idle_slots_shrink_before_precision(
     with within(real, large_cell_model, tmp_path, mib, *LADDER, "--kv-unified") as watched:
         watched.ask(0, few)
         assert watched.look() == ("f16", 0, 0)
-        watched.ask(1, more)  # both do not fit at f16
+        watched.ask(1, more)  # both do not fit with f16
         assert watched.look() == ("f16", 0, 0)
         until_logged(watched.server, "purging slot 0")
         watched.ask(1, many)
@@ -151,7 +155,7 @@ def test_budget_without_ladder(real: Real, large_cell_model: Path, tmp_path: Pat
     with within(real, large_cell_model, tmp_path, 64, "--kv-unified") as watched:
         watched.ask(0, 500)
         answer = watched.server.http.post("/completion", json={"prompt": prompt(1, 1300), "id_slot": 1})
-        assert refusal(answer)[:2] == (400, "exceed_context_size_error")  # a later attempt would also fail
+        assert refusal(answer)[:2] == (400, "exceed_context_size_error")  # refused at once, because it could never fit
         assert watched.look() == ("f16", 0, 0)
         assert watched.ask(1, 500)["tokens_predicted"] == 8
 
@@ -160,7 +164,7 @@ def test_draft_counts_in_budget(real: Real, model: Path, tmp_path: Path) -> None
     draft = ("-md", model, "--spec-type", "draft-simple", "-np", "1")
     loaded = weights(model)
     with within(real, model, tmp_path, 2 + loaded, *LADDER, *draft) as watched:
-        for words in (300, 600, 1200):  # 2 KiB per cell in each context
+        for words in (300, 600, 1200):  # 2 KiB for each cell in each context
             watched.ask(0, words)
         assert watched.look()[1] > 0
         assert 0 <= loaded * MIB - props(watched.server)["kv_budget"]["loaded_bytes"] < MIB
@@ -194,7 +198,7 @@ def test_bad_limits_fail_before_loading(real: Real, args: tuple[str, ...], said:
 
 
 def test_recurrent_state_is_outside_budget(real: Real, tmp_path: Path) -> None:
-    """Use 1 MiB, which holds all of the 1024 cells: no request waits."""
+    """Use a budget of 1 MiB, which holds all of the 1024 cells, so no request waits."""
     args = ("-np", "4", "--kv-unified", "-c", "1024", "--kv-budget", "1", "--cache-ram", "0", "--no-warmup")
     with serving(real, real.text_model("qwen35-dense"), tmp_path / "log", *args) as server:
         answers = at_once(server, [prompt(i, 200) for i in range(4)], 30)

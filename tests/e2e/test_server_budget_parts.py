@@ -1,4 +1,4 @@
-"""Test --kv-budget with a projector and a draft, which count while they are loaded."""
+"""Test --kv-budget with a projector and a draft model. They count as a part of the budget while they are loaded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def seeing(real: Real, large_cell_model: Path, tmp_path: Path, marker: None) -> 
 
 
 def test_idle_slots_yield_to_projector(seeing: Seeing) -> None:
-    """Expect that the least recently used slot is cleared first, as for cells."""
+    """Expect that the slot that was not used for the longest time is cleared first, as for cells."""
     seeing.ask(1, 800)
     seeing.ask(0, 600)
     assert "purging" not in seeing.server.log
@@ -54,10 +54,10 @@ def test_idle_slots_yield_to_projector(seeing: Seeing) -> None:
 
 
 def test_idle_slots_yield_to_image(seeing: Seeing) -> None:
-    """Expect that idle slots lose their cells before the cells of other slots lose precision."""
+    """Expect that idle slots lose their cells before the cells of other slots get a smaller type."""
     seeing.load()
     seeing.ask(1, 800)
-    assert see(seeing.server, *range(40), id_slot=0).status_code == 200  # 16 cells each
+    assert see(seeing.server, *range(40), id_slot=0).status_code == 200  # 16 cells for each image
     assert seeing.look() == ("f16", 0, 0)
     until_logged(seeing.server, "purging slot 1")
 
@@ -75,7 +75,10 @@ def test_idle_slots_return_after_projector(real: Real, large_cell_model: Path, t
 
 
 def test_running_slot_yields_precision_to_projector(seeing: Seeing) -> None:
-    """Expect a loss of precision. After the projector is unloaded, a new conversation starts at the first type."""
+    """Expect that cells get a smaller type.
+
+    After the projector is unloaded, a new conversation starts with the first type.
+    """
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(completion, seeing.server, prompt(0, 1390), 500, id_slot=0)
         until_it_generates(seeing.server, running)
@@ -91,7 +94,7 @@ def test_running_slot_yields_precision_to_projector(seeing: Seeing) -> None:
 
 
 def test_projector_beyond_budget_is_refused(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
-    # 68 MiB, for another model; the server refuses it first
+    # This projector has 68 MiB and is for another model. The server refuses it because of its size first.
     large = projector_of_width(tmp_path / "projector.gguf", 1024)
     with within(real, large_cell_model, tmp_path, 48, *LADDER, "--mmproj", large, "--mmproj-lazy") as watched:
         watched.ask(0, 100)
@@ -119,7 +122,7 @@ def test_draft_on_demand_yields_to_projector(real: Real, model: Path, mmproj: Pa
         part(watched.server, "mmproj", "load")
         watched.look()
         assert http.get("/speculative").json()["state"] == "unloaded"
-        second = watched.ask(0, 100)  # a draft uses only free memory
+        second = watched.ask(0, 100)  # a draft model is loaded only into free memory
         assert (second["content"], "draft_n" in second["timings"]) == (first["content"], False)
         assert http.get("/mmproj").json()["state"] == "loaded"
         part(watched.server, "mmproj", "unload")
@@ -128,7 +131,7 @@ def test_draft_on_demand_yields_to_projector(real: Real, model: Path, mmproj: Pa
 
 
 def in_two_files(model: Path, out: Path) -> Path:
-    """Split the model into two files, and return the first."""
+    """Divide the model into two files, and return the first."""
     from gguf import GGUFWriter
 
     reader = models.read_model(model)
@@ -142,7 +145,7 @@ def in_two_files(model: Path, out: Path) -> Path:
 
 
 def test_draft_in_two_files(real: Real, model: Path, tmp_path: Path) -> None:
-    """Expect that both files count, and that a missing file is named."""
+    """Expect that both files count, and that the error names a missing file."""
     split, taken = in_two_files(model, tmp_path), []
     for draft in (model, split):
         parts = ("-md", draft, "--spec-type", "draft-simple", "--draft-lazy")
@@ -162,7 +165,7 @@ def test_draft_in_two_files(real: Real, model: Path, tmp_path: Path) -> None:
 def test_draft_on_demand_yields_to_cells(
     real: Real, large_cell_model: Path, model: Path, tmp_path: Path, ladder: tuple[str, ...]
 ) -> None:
-    """Expect that the draft is unloaded before a prompt is refused, and before cells lose precision."""
+    """Expect that the draft model is unloaded before a prompt is refused, and before cells get a smaller type."""
     draft = ("--kv-unified", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
     with within(real, large_cell_model, tmp_path, 96, *ladder, *draft) as watched:
 
@@ -171,7 +174,7 @@ def test_draft_on_demand_yields_to_cells(
 
         assert "draft_n" in watched.ask(0, 300)["timings"]
         assert state() == "loaded"
-        for words in (900, 1000):  # 57 MiB of f16, and more than the draft leaves
+        for words in (900, 1000):  # 57 MiB of f16 cells, which is more than the draft model leaves
             assert watched.ask(0, words)["tokens_predicted"] == 8
             assert (watched.look(), state()) == (("f16", 0, 0), "unloaded")
 
@@ -190,7 +193,8 @@ def test_projector_on_demand_yields_to_cells(
 
         assert see(watched.server, 1, id_slot=0).status_code == 200
         assert state() == "loaded"
-        assert watched.ask(0, 930)["tokens_predicted"] == 8  # 60 MiB of f16, and more than the projector leaves
+        # 60 MiB of f16 cells, which is more than the projector leaves
+        assert watched.ask(0, 930)["tokens_predicted"] == 8
         assert (watched.look(), state()) == (("f16", 0, 0), "unloaded")
         assert see(watched.server, 1, id_slot=0).status_code == 200
 
@@ -209,7 +213,7 @@ def test_waiting_image_yields_to_earlier_text(real: Real, large_cell_model: Path
         part(server, "mmproj", "unload")
         running = pool.submit(completion, server, prompt(0, 200), 700, id_slot=0)
         until_it_generates(server, running)
-        text = pool.submit(watched.ask, 1, 930)  # 60 MiB, and more than the projector leaves
+        text = pool.submit(watched.ask, 1, 930)  # 60 MiB, which is more than the projector leaves
         until(lambda: is_waiting(1))
         image = pool.submit(see, server, 1, id_slot=2, cache_prompt=False)
         until(lambda: is_waiting(2))

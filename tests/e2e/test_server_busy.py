@@ -1,6 +1,7 @@
-"""Test a server that is never idle while its parts, types and clients change, and a monitor always reads it.
+"""Test a server that is never idle: its parts, types and clients change, and a monitor always reads its state.
 
-Much of this concerns threads, so a sanitizer finds most (`ci/nightly.sh tsan`) and runs more rounds.
+Most of the possible mistakes are between threads. A sanitizer finds them best (`ci/nightly.sh tsan`), and runs more
+rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ STORED = pytest.mark.parametrize("storage", ["inplace", "copy"])
 
 @contextlib.contextmanager
 def busy(real: Real, model: Path, log: Path, *args: str | Path) -> Iterator[LlamaServer]:
-    """Run a server whose clients open a connection per request. Threads with a shared pool close each other's."""
+    """Run a server whose clients open a connection for each request.
+
+    If several threads shared a pool of connections, a thread could close the connection of another one.
+    """
     with serving(real, model, log, *args) as server:
         server.http.headers["Connection"] = "close"
         yield server
@@ -45,11 +49,14 @@ def busy(real: Real, model: Path, log: Path, *args: str | Path) -> Iterator[Llam
 
 @contextlib.contextmanager
 def meanwhile(*jobs: Callable[[], object]) -> Iterator[None]:
-    """Repeat each job in its own thread while the block runs, then raise the exception of a job, if any."""
+    """Repeat each job in a thread of its own while the block runs.
+
+    Then raise the exception of a job, if there was one.
+    """
     done = threading.Event()
 
     def again(job: Callable[[], object]) -> None:
-        job()  # at least once, even if the thread starts late
+        job()  # run it at least once, even if the thread starts late
         while not done.is_set():
             job()
 
@@ -66,7 +73,8 @@ def meanwhile(*jobs: Callable[[], object]) -> Iterator[None]:
 def watch(server: LlamaServer) -> None:
     for path in WATCHED:
         answer = server.http.get(path)
-        assert answer.status_code in (200, 501), answer.text  # 501 for the last two paths, on a server without them
+        # 501 for the last two paths, if the server does not have them
+        assert answer.status_code in (200, 501), answer.text
     time.sleep(0.05)
 
 
@@ -76,14 +84,14 @@ def requantize(server: LlamaServer, rng: random.Random, *keys: str) -> None:
 
 
 def settled(server: LlamaServer) -> None:
-    """Wait until all slots are idle, then erase them."""
+    """Wait until all slots are idle, and erase them."""
     until(lambda: not any(slot["is_processing"] for slot in json.loads(server.get("/slots"))))
     for slot in json.loads(server.get("/slots")):
         server.slot("erase", slot["id"])
 
 
 def ask(server: LlamaServer, rng: random.Random, n_predict: int) -> httpx.Response:
-    """Send one of a few prompts with common prefixes, to any slot, with or without the prompt cache."""
+    """Send one of a few prompts that begin alike, to any slot, with or without the prompt cache."""
     body = {
         "prompt": prompt(1, rng.choice([20, 150])) + prompt(rng.randrange(4), rng.randrange(60)),
         "n_predict": n_predict,
@@ -106,7 +114,7 @@ def disconnect(server: LlamaServer, rng: random.Random) -> None:
 
 @pytest.mark.usefixtures("marker")
 def test_parts_change_under_load(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
-    """Load and unload the projector and the draft, with eight clients that send images and four that do not."""
+    """Load and unload the projector and the draft model, while eight clients send images and four do not."""
     args = (
         "-c",
         "8192",
@@ -165,7 +173,7 @@ def test_parts_change_under_load(real: Real, model: Path, mmproj: Path, tmp_path
 
 @pytest.fixture
 def common(tmp_path: Path) -> Args:
-    """Return arguments of a server whose slots are erased at the end."""
+    """Return the arguments of a server whose slots can be erased at the end."""
     return ("-c", "8192", "-np", "4", "--metrics", "--kv-share-prefix", "--slot-save-path", tmp_path)
 
 
@@ -174,7 +182,7 @@ def common(tmp_path: Path) -> Args:
 def test_types_change_under_load(
     real: Real, model: Path, tmp_path: Path, common: Args, monkeypatch: pytest.MonkeyPatch, unified: str, storage: str
 ) -> None:
-    """Change types during four streams, with a draft, shared prompts and a prompt cache in memory."""
+    """Change the types of cells during four streams, with a draft model, shared prompts, and a prompt cache in RAM."""
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
     args = (*common, unified, "--kv-dynamic", "-md", model, *DRAFT)
     rng = random.Random(1)
@@ -195,9 +203,9 @@ def test_types_change_under_load(
 def test_insufficient_budget_under_load(
     real: Real, model: Path, tmp_path: Path, common: Args, monkeypatch: pytest.MonkeyPatch, storage: str
 ) -> None:
-    """Expect that slots lose their cells, cells lose precision, and some requests get a named error."""
+    """Expect that slots lose their cells, that cells get smaller types, and that some requests get a clear error."""
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
-    # 2 MiB in addition to the draft
+    # the draft model and 2 MiB
     ladder = ("--kv-budget", str(2 + weights(model)), "--kv-auto-quant", "f16,q8_0,q4_0")
     args = (*common, "--kv-unified", *ladder, "-md", model, *DRAFT)
 
@@ -214,7 +222,7 @@ def test_insufficient_budget_under_load(
                 time.sleep(0.1)
                 try:
                     part(server, "speculative", "unload" if number % 2 == 0 else "load", timeout_ms=60000)
-                except RefusedError as err:  # a running request uses the room, so the part stays unloaded
+                except RefusedError as err:  # a running request needs the memory, so the part stays unloaded
                     assert number % 2 == 1 and "the budget has no room for the" in err.why
                 down = json.loads(server.get("/props"))["kv_budget"]["down_total"]
                 if number + 1 >= ROUNDS and (down > 0 or time.monotonic() > deadline):
@@ -228,7 +236,10 @@ def test_insufficient_budget_under_load(
 def test_clients_disconnect_under_load(
     real: Real, model: Path, tmp_path: Path, common: Args, monkeypatch: pytest.MonkeyPatch, storage: str
 ) -> None:
-    """Disconnect in mid-stream. No slot may hang, and the next client must get the same text as the first."""
+    """Disconnect in the middle of a stream.
+
+    No slot may hang, and the next client must get the same text as the first.
+    """
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
     args = (*common, "--kv-unified", "--kv-dynamic")
     rng = [random.Random(seed) for seed in range(DEPARTURES)]
@@ -244,7 +255,7 @@ def test_clients_disconnect_under_load(
 
 
 def test_waiting_request_keeps_slot_intact(real: Real, model: Path, tmp_path: Path) -> None:
-    """Use a request whose prompt is in the prompt cache. It is restored only when the slot is free."""
+    """Send a request whose prompt is in the prompt cache. The prompt must be restored only when the slot is free."""
     with busy(real, model, tmp_path / "log", "-c", "4096", "-np", "1") as server, ThreadPoolExecutor() as pool:
         completion(server, prompt(1, 100), 8, id_slot=0)
         expected = completion(server, prompt(2, 100), 400, id_slot=0, cache_prompt=False)["content"]
@@ -257,7 +268,7 @@ def test_waiting_request_keeps_slot_intact(real: Real, model: Path, tmp_path: Pa
 
 
 def test_request_after_slotless_task_runs(real: Real, model: Path, tmp_path: Path) -> None:
-    """Queue a request behind a task without a slot. No later request ends and wakes the queue."""
+    """Queue a request behind a task that needs no slot. No later request ends, which would wake the queue."""
     args = ("-c", "4096", "-np", "1", "--metrics", "--slot-save-path", tmp_path)
     with busy(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
         running = pool.submit(completion, server, prompt(1, 50), 2000, id_slot=0)

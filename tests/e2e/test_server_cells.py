@@ -1,4 +1,7 @@
-"""Test a shortage of cells (as opposed to memory), and cells that a finished prompt or state leaks."""
+"""Test a server that has too few cells although it has memory.
+
+Also test that cells do not stay in use after their prompt or state has ended.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ def test_batch_without_cells_keeps_prompt_cache(real: Real, model: Path, tmp_pat
         for text, slot in zip(texts, (0, 0, 1, 2), strict=True):
             completion(server, text, 4, id_slot=slot)
         until_logged(server, "purging slot")
-        for text in (texts[0], texts[2]):  # a saved prompt, and a prompt that was removed for the last one
+        # the first prompt was saved; the second was removed to make room for the last one
+        for text in (texts[0], texts[2]):
             assert completion(server, f"{text} more", 1)["timings"]["cache_n"] > 100
         assert "dropping the prompt cache" not in server.log
 
@@ -44,9 +48,9 @@ def embeddings(server: LlamaServer, texts: list[str]) -> list[list[float]]:
 
 
 def test_pooled_prompt_is_not_split(real: Real, model: Path, tmp_path: Path) -> None:
-    """Send two prompts together while cells of earlier prompts are in the way.
+    """Send two prompts together while earlier prompts use most cells.
 
-    Each embedding covers its whole prompt.
+    Each embedding must be computed over its whole prompt.
     """
     pooled = ("--embeddings", "--pooling", "mean", "-b", "2048", "-ub", "2048")
     args = ("-c", "1200", "-np", "2", "--kv-unified", *pooled, *NO_CACHE, "--slot-save-path", tmp_path)
@@ -72,7 +76,7 @@ def test_adapter_change_frees_all_cells(real: Real, model: Path, tmp_path: Path)
         assert cells_used(server) > 100
         wrong = {"prompt": prompt(1, 100), "id_slot": 1, "lora": [{"id": 0, "scale": 0.0}], "grammar": "root ::= bad x"}
         assert server.http.post("/completion", json=wrong).status_code == 400
-        completion(server, "a", 1, id_slot=0)  # the numbers describe the last batch
+        completion(server, "a", 1, id_slot=0)  # the numbers are those of the last batch
         assert cells_used(server) < 50
 
 
@@ -87,7 +91,10 @@ def test_empty_state_frees_all_cells(real: Real, model: Path, tmp_path: Path) ->
 
 
 def test_slot_file_with_excess_tokens(real: Real, model: Path, tmp_path: Path) -> None:
-    """Prevent a former bug. A prompt that continued the file's tokens ended all requests of its batch."""
+    """Prevent a bug that happened before: all requests of a batch ended.
+
+    One of them had a prompt that continued the tokens of a slot file.
+    """
     args = ("-c", "1024", "-np", "2", "--kv-unified", "--kv-dynamic", "--slot-save-path", tmp_path, *NO_CACHE)
     with serving(real, model, tmp_path / "log", *args) as server:
         completion(server, prompt(1, 100), 4, id_slot=0)
@@ -115,20 +122,20 @@ def test_restore_restarts_idle_timer(real: Real, model: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("flag", [(), ("--kv-dynamic",)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("toy", ["lfm2-dense", "deepseek4-moe"])
 def test_requests_with_cells_run_in_parallel(real: Real, tmp_path: Path, toy: str, flag: tuple[str, ...]) -> None:
-    """Use also models with windows in all layers, and models with rows for several tokens."""
+    """Also use models with a window in all layers, and models with one row for several tokens."""
     args = ("-c", "2048", "-np", "2", "--kv-unified", *flag, *NO_CACHE)
     with serving(real, real.text_model(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(completion, server, prompt(slot, 200), 24, id_slot=slot) for slot in (0, 1)]
         assert [request.result()["tokens_predicted"] for request in asked] == [24, 24]
         assert "waits for cells" not in server.log
-        # the numbers count tokens
+        # the numbers count tokens, not rows
         if flag:
             cache = json.loads(server.get("/props"))["kv_cache"]["target"]
             assert 400 < cache["cells_used"] <= cache["cells"] <= cache["cells_max"] and cache["cells_max"] >= 2048
 
 
 def test_first_draft_cells_count_in_budget(real: Real, model: Path, tmp_path: Path) -> None:
-    mib = weights(model) + 2  # four streams of each context begin with 2 MiB
+    mib = weights(model) + 2  # four streams of each context start with 2 MiB
     draft = ("-md", model, "--spec-type", "draft-simple", "--draft-lazy")
     args = ("-c", "4096", "-np", "4", "--no-kv-unified", "--kv-budget", str(mib), *draft, *NO_CACHE)
     with serving(real, model, tmp_path / "log", *args) as server:
@@ -150,7 +157,10 @@ def test_start_above_budget_is_refused(real: Real, model: Path, tmp_path: Path) 
 
 
 def test_restored_sequence_uses_own_rows(real: Real, tmp_path: Path) -> None:
-    """Expect that DeepSeek V4 restores only its rows, not the maximum number of rows in all streams."""
+    """Expect that DeepSeek V4 restores only the rows of its sequence.
+
+    It must not restore the largest number of rows of all streams.
+    """
     args = ("-c", "8192", "-np", "4", "--kv-dynamic", "--slot-save-path", tmp_path, *NO_CACHE)
     with serving(real, real.text_model("deepseek4-moe"), tmp_path / "log", *args) as server:
 

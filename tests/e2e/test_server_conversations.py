@@ -1,6 +1,8 @@
-"""A conversation that this server computed before is not computed again: the recipes of real reports.
+"""Test that the server does not compute a conversation again that it has computed before.
 
-The model is SmolLM2-135M-Instruct. Without a network these tests are skipped.
+The cases are from real reports.
+
+The model is SmolLM2-135M-Instruct. Without a network, these tests are skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def text(tag: str, n: int) -> str:
 
 
 def cached(server: LlamaServer, text: str, n_predict: int = 1, **more: object) -> int:
-    """Return the number of tokens that the request did not compute."""
+    """Return the number of prompt tokens that were in the cache."""
     return int(completion(server, text, n_predict, **more)["timings"]["cache_n"])
 
 
@@ -93,7 +95,7 @@ def test_released_slot_keeps_conversation(real: Real, smollm2: Path, tmp_path: P
         cached(server, a, id_slot=0)
         cached(server, text("B", 50), id_slot=0)
         until(lambda: "giving back the cells of" in server.log)
-        time.sleep(2.5)  # longer than the time after which the server once dropped all conversations
+        time.sleep(2.5)  # an earlier version dropped all conversations after 2 seconds
         assert cached(server, a, id_slot=1) == n_tokens(server, a) - 1
         assert cached(server, text("B", 50), id_slot=0) == n_tokens(server, text("B", 50)) - 1
 
@@ -111,7 +113,8 @@ def test_restored_file_yields_to_longer_state(
         cached(server, other)
         server.slot("restore", 0, "first.bin")
         assert cached(server, longer + " and") >= n_tokens(server, longer) - 2
-        assert cached(server, other) == n_tokens(server, other) - 1  # the restore did not lose this one
+        # restoring the other conversation must not lose this one
+        assert cached(server, other) == n_tokens(server, other) - 1
 
 
 def test_branch_keeps_conversation_it_left(
@@ -156,13 +159,13 @@ FIRST, SECOND = prompt(1, 150), prompt(2, 150)
 
 
 def continues(server: LlamaServer, slot: int, expected: str, **more: object) -> bool:
-    """Return true if the slot continues the first conversation, and computes at most a ubatch of the prompt."""
+    """Return True if the slot continues the first conversation, and computes at most one ubatch of the prompt."""
     answer = completion(server, f"{FIRST} river", 12, id_slot=slot, **more)
     return bool(answer["content"] == expected and answer["timings"]["prompt_n"] <= 32)
 
 
 def computed(server: LlamaServer, **more: object) -> str:
-    """Return the text after the first conversation, computed without a cache."""
+    """Return the text that follows the first conversation, computed without a cache."""
     return str(completion(server, f"{FIRST} river", 12, cache_prompt=False, **more)["content"])
 
 
@@ -188,7 +191,8 @@ def test_draft_continues_with_conversation(real: Real, model: Path, tmp_path: Pa
         sleep(server)
         answer = completion(server, f"{FIRST} river", 12, id_slot=0)
         assert answer["content"] == expected
-        assert answer["timings"]["draft_n_accepted"] == answer["timings"]["draft_n"] > 0  # it drafts for itself
+        # the model is its own draft model, so all drafted tokens are accepted
+        assert answer["timings"]["draft_n_accepted"] == answer["timings"]["draft_n"] > 0
 
 
 def test_adapters_have_own_conversations(real: Real, model: Path, tmp_path: Path) -> None:
@@ -215,7 +219,7 @@ def test_conversation_is_not_copied_for_an_unrelated_prefix(real: Real, smollm2:
 
 
 def test_chats_in_turns_compute_only_new_tokens(real: Real, smollm2: Path, tmp_path: Path) -> None:
-    """Let twelve chats take turns in four slots, whose cells have room for three chats."""
+    """Let twelve chats take turns in four slots. The cells have room for three chats."""
     args = ("-c", "1792", "-np", "4", "-kvu", "--kv-dynamic", "--cache-ram", "512", "--fit", "off")
     with serving(real, smollm2, tmp_path / "log", *args) as server:
         chats: list[list[int]] = [[] for _ in range(12)]
@@ -234,7 +238,7 @@ def test_chats_in_turns_compute_only_new_tokens(real: Real, smollm2: Path, tmp_p
 
 
 def host_bytes(server: LlamaServer) -> int:
-    """Return the bytes that --cache-ram limits."""
+    """Return the number of bytes that --cache-ram limits."""
     said = server.http.get("/props").json()["conversations"]
     return int(said["entry_bytes"] + said["checkpoint_bytes"] + said["paused_bytes"])
 
@@ -249,11 +253,11 @@ def test_cache_ram_limits_all_conversations(real: Real, smollm2: Path, tmp_path:
         said = server.http.get("/props").json()["conversations"]
         assert said["limit_bytes"] == 20 * 2**20 and said["entries"] >= 2
         assert cached(server, text("chat 6", 30)) == n_tokens(server, text("chat 6", 30)) - 1
-        assert cached(server, text("chat 0", 30)) < 8  # the oldest was dropped
+        assert cached(server, text("chat 0", 30)) < 8  # the oldest chat was dropped
 
 
 def test_checkpoints_count_in_the_limit(real: Real, tmp_path: Path) -> None:
-    """Talk to a model with a window, whose checkpoints alone would exceed the limit."""
+    """Talk to a model with a window. Its checkpoints alone would exceed the limit."""
     model = real.text_model("gemma2-dense")
     args = ("-c", "8192", "-np", "2", "--kv-dynamic", "--cache-ram", "1", "-ub", "16", "-cms", "16", "--no-warmup")
     with serving(real, model, tmp_path / "log", *args) as server:

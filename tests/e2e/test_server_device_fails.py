@@ -1,4 +1,4 @@
-"""Let a device fail during a change of types, which loses all cells: no text may continue from lost cells."""
+"""Let a device fail during a change of types, so that all cells are lost. No text may continue from lost cells."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def library(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def device_fails(real: Real, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the device fail at each change to another type."""
+    """Let the device fail in each change to another type."""
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{library}:{real.bin}")
     monkeypatch.setenv(broken.VARIABLE, "1")
 
@@ -46,7 +46,7 @@ def device_fails(real: Real, library: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_texts_after_failed_requantize(real: Real, tmp_path: Path, toy: str, kind: tuple[str, ...]) -> None:
     args = ("-c", "8192", "-np", "3", "--cache-ram", "0", "--no-warmup", "--slots", *kind)
     body = {"prompt": prompt(2, 50), "n_predict": 3000, "temperature": 0.0, "ignore_eos": True, "id_slot": 0}
-    smaller = ("-ctk", "q8_0", "-ctv", "q8_0")  # the types of the cells after the change
+    smaller = ("-ctk", "q8_0", "-ctv", "q8_0")  # the types that the cells have after the change
     with serving(real, real.text_model(toy), tmp_path / "log", *args, *smaller) as server:
         expected = completion(server, f"{TEXT} the", 40, id_slot=1)["content"]
     with serving(real, real.text_model(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
@@ -71,7 +71,7 @@ def test_batch_after_failed_budget_change(real: Real, large_cell_model: Path, tm
         answer = watched.server.http.post("/completion", json=ask)
         assert refusal(answer) == (500, "server_error", "Compute error.")
         assert watched.ask(0, 500)["content"] == expected
-        assert watched.look()[0] == "f16"  # the empty cells returned to f16
+        assert watched.look()[0] == "f16"  # empty cells get the type f16 again
         assert watched.ask(1, 500)["tokens_predicted"] == 8
 
 
@@ -85,7 +85,7 @@ def test_sequences_continue_without_cells(real: Real, toy: str, args: tuple[str,
 
 @pytest.mark.parametrize("kind", [("--kv-dynamic",), ()], ids=["dynamic", "static"])
 def test_draft_recomputes_lost_prompt(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
-    """Expect an unchanged text of the target, and a draft that processes the prompt again."""
+    """Expect that the target's text is unchanged, and that the draft model processes the prompt again."""
     draft = ("-md", str(model), "--spec-type", "draft-simple", "--spec-draft-n-max", "4", *kind)
     with serving(real, model, tmp_path / "log", "-c", "4096", "-np", "2", "--no-warmup", *draft) as server:
         expected = [completion(server, f"{TEXT} the", 40, id_slot=slot)["content"] for slot in (0, 1)]
@@ -99,9 +99,9 @@ def test_draft_recomputes_lost_prompt(real: Real, model: Path, tmp_path: Path, k
 
 
 def test_draft_recomputes_saved_prompt(real: Real, model: Path, large_cell_model: Path, tmp_path: Path) -> None:
-    """Lose the draft's cells because of another slot.
+    """Lose the cells of the draft model because of another slot.
 
-    The draft processes the prompt again, which was saved without them.
+    The prompt was saved without the cells of the draft model, so the draft model must process it again.
     """
     draft = (
         "-md",
@@ -136,17 +136,17 @@ def test_draft_recomputes_saved_prompt(real: Real, model: Path, large_cell_model
 
 
 def lose_cells(server: LlamaServer) -> None:
-    """Empty the cells, then change them to f16 again. Saved prompts can be restored without the device."""
+    """Lose all cells, then change them to f16 again. A saved prompt can be restored without the device."""
     for name, status in (("q8_0", 500), ("f16", 200)):
         assert server.http.post("/requantize_kvcache", json={"ctk": name, "ctv": name}).status_code == status
 
 
 def test_prompt_without_cells_is_not_saved(real: Real, model: Path, tmp_path: Path) -> None:
-    """Prevent that a lost prompt replaces a saved one."""
+    """Expect that a prompt whose cells are lost does not replace a saved prompt."""
     args = ("-c", "8192", "-np", "2", "--no-kv-unified", "--kv-dynamic", "--no-warmup")
     with serving(real, model, tmp_path / "log", *args) as server:
         completion(server, TEXT, 0, id_slot=0)
-        completion(server, prompt(2, 300), 0, id_slot=1)  # idle slots are saved with each request
+        completion(server, prompt(2, 300), 0, id_slot=1)  # each request saves the prompts of idle slots
         expected = completion(server, f"{TEXT} the", 40, id_slot=0)["content"]
         lose_cells(server)
         completion(server, prompt(3, 300), 0, id_slot=1)

@@ -1,9 +1,9 @@
-"""Test a draft and a target that grow by copy: a draft without memory ends no request.
+"""Test a draft model and a target whose caches grow by copy. If the draft model gets no memory, no request may end.
 
-A growth to 1280 cells needs six allocations. The first three are the target's (two layers and the compute buffers), and
-the next three are the draft's. The prompt is longer than 768 cells, so that a smaller step would not suffice, and the
-target processes each batch first. A toy with an MTP layer has one attention layer, so the draft's allocations begin
-with the third.
+A growth to 1280 cells needs six allocations. The first three are for the target: two layers and the compute buffers.
+The next three are for the draft model. The prompt is longer than 768 cells, so that a smaller growth is not enough. The
+target processes each batch first. A test model with an MTP layer has one layer with attention, so the draft's
+allocations begin with the third.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tests.e2e.projector import looking, merging_projector
 from tests.e2e.servers import completion, part, serving
 
 ARGS = ("-c", "2048", "-np", "1", "--cache-ram", "0", "-lv", "4", "--spec-draft-n-max", "4")
-WORDS = 850  # length of the prompt
+WORDS = 850  # words in the prompt
 
 
 def kind_of(real: Real, kind: str) -> tuple[Path, tuple[str | Path, ...]]:
-    """Return a model, and the arguments that select its draft."""
+    """Return a model, and the arguments that select its draft model."""
     if kind == "draft-mtp":
         return drafts.mtp_model(real.text_model(drafts.MTP_TOY), real.work), ()
     model = real.text_model("llama-dense")
-    return model, ("-md", model)  # the model is its own draft: all drafts are accepted
+    return model, ("-md", model)  # the model is its own draft model, so all drafted tokens are accepted
 
 
 def answers(real: Real, log: Path, kind: str, *more: str, words: int = WORDS) -> tuple[list[dict[str, Any]], str]:
@@ -81,7 +81,7 @@ def test_draft_never_gets_memory(
 def test_draft_lacks_tokens_of_cached_prompt(
     real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Restore the prompt to another slot, where the draft does not notice missing tokens."""
+    """Restore the prompt in another slot, in which the draft model cannot notice that tokens are missing."""
     args = ("-c", "4096", "-np", "2", "--no-kv-unified", "--cache-ram", "64", "-lv", "4", "--spec-draft-n-max", "4")
     drafting = ("--spec-type", "draft-simple", "-md", model)
     long = prompt(1, WORDS)
@@ -97,13 +97,14 @@ def test_draft_lacks_tokens_of_cached_prompt(
     fail(monkeypatch, "4+")
     told, log = texts(tmp_path / "log", "--kv-dynamic")
     assert "continues a conversation" in log
-    assert "failed to initialize batch" not in log  # would be a gap between the draft's tokens and the next token
+    # this message would mean a gap between the tokens of the draft model and the next token
+    assert "failed to initialize batch" not in log
     assert told == whole
 
 
 @pytest.mark.parametrize("kind", [(), ("--kv-dynamic",)], ids=["static", "dynamic"])
 def test_restored_slot_clears_draft(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
-    """Let the draft hold a prompt that was processed after the slot was saved."""
+    """Let the draft model have a prompt that was processed after the slot was saved."""
     args = ("-c", "4096", "-np", "1", "--cache-ram", "0", "--slot-save-path", str(tmp_path), *kind)
     drafting = ("--spec-type", "draft-simple", "-md", str(model), "--spec-draft-n-max", "4")
     long = prompt(1, WORDS)
@@ -122,7 +123,10 @@ def test_restored_slot_clears_draft(real: Real, model: Path, tmp_path: Path, kin
 def test_mtp_layer_without_memory(
     real: Real, which: str, words: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Use a prompt whose last 516 tokens form extra batches, for checkpoints. The first of these batches fails."""
+    """Use a prompt whose last 516 tokens are batches of their own, for checkpoints.
+
+    The first of these batches fails.
+    """
     whole, _ = answers(real, tmp_path / "static", "draft-mtp", words=words)
     fail(monkeypatch, which)
     seen, log = answers(real, tmp_path / "log", "draft-mtp", "--kv-dynamic", words=words)
@@ -135,7 +139,10 @@ def test_mtp_layer_without_memory(
 def test_image_without_memory_for_draft(
     real: Real, kind: str, which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Use an image of 16 cells that exceeds 256 cells, which causes the first growth by copy."""
+    """Use an image of 16 cells.
+
+    With it, more than 256 cells are used, so the cache grows by copy for the first time.
+    """
     model, draft = kind_of(real, kind)
     args = (*ARGS, "--spec-type", kind, *draft, "--mmproj", projector(model, real.work))
 
@@ -160,7 +167,7 @@ def test_image_without_memory_for_draft(
 def test_accepted_tokens_after_draft_lost_memory(
     real: Real, which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Use a target that cannot roll back: it decodes the tokens again without the draft, and has no candidates left."""
+    """Use a target that cannot remove accepted tokens. It decodes them again without the draft model."""
     model, dense = real.text_model("lfm2-dense"), real.text_model("llama-dense")
     fail(monkeypatch, which)
     draft = ("-md", dense, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--spec-draft-p-min", "0")
@@ -172,7 +179,7 @@ def test_accepted_tokens_after_draft_lost_memory(
 
 
 def test_missing_lookup_cache(real: Real, model: Path, tmp_path: Path) -> None:
-    """Remove the file of a drafter. All drafters are recreated after one is unloaded, and read their files."""
+    """Remove the file of a drafter. After one drafter is unloaded, all drafters are made again and read their files."""
     cache = tmp_path / "cache"
     cache.touch()
     draft = ("-md", model, "--spec-type", "draft-simple,ngram-cache", "--lookup-cache-static", cache)
@@ -187,7 +194,10 @@ def test_missing_lookup_cache(real: Real, model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("marker")
 def test_draft_after_image_with_gaps(real: Real, tmp_path: Path) -> None:
-    """Use M-RoPE: an image has fewer positions than cells, so the draft must not report missing tokens."""
+    """Use M-RoPE.
+
+    An image has fewer positions than cells, and the draft model must not report that as missing tokens.
+    """
     model = real.text_model("qwen3vl-dense")
     mmproj = merging_projector(tmp_path / "projector.gguf", model)
     draft = ("-md", model, "--spec-type", "draft-simple")

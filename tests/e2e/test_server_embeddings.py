@@ -1,4 +1,4 @@
-"""Test that llama-server keeps no state of embeddings, since no conversation continues them."""
+"""Test that llama-server saves no state for embeddings, because no conversation continues them."""
 
 from __future__ import annotations
 

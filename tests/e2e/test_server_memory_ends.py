@@ -1,6 +1,6 @@
-"""Let memory run out while a server works: the affected request gets a clear error, all others continue.
+"""Let memory run out while a server works. The request that needs it gets a clear error, and all others continue.
 
-LLAMA_KV_DYNAMIC_FAIL=N makes the N-th allocation of a growth fail, and N+ that allocation and all later ones.
+LLAMA_KV_DYNAMIC_FAIL=N makes the N-th allocation of a growth fail, and N+ also all later ones.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ LONG = prompt(1, 600)
 
 @pytest.fixture(params=["inplace", "copy"])
 def no_growth(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Let all growths of a cache with this many streams fail from now on."""
+    """Return a function that lets all growths of a cache with the given number of streams fail from now on."""
 
     def fail(streams: int) -> None:
         in_place = request.param == "inplace"
-        at_start = 2 * 2 * streams if in_place else 0  # K and V of two layers; by copy, the start is not a growth
+        # K and V of two layers; with growth by copy, the start does not count as a growth
+        at_start = 2 * 2 * streams if in_place else 0
         monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", f"{at_start + 1}+")
         if not in_place:
             monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
@@ -116,7 +117,8 @@ def test_unified_pool_serves_some_requests(
     no_growth(1)
     with serving(real, model, tmp_path / "log", *args, "--kv-dynamic") as server:
         answers = at_once(server, prompts, 120)
-    # no text to compare: a continuing request uses the cells of an ended one, and attention adds in cell order
+    # Texts are not compared: a request that continues uses cells of one that has ended, and attention adds in the order
+    # of cells.
     assert any(a["tokens_predicted"] == 120 for a in answers)
     assert any(a["truncated"] for a in answers)
     for answer in answers:
@@ -159,7 +161,7 @@ def test_restore_without_memory(real: Real, model: Path, tmp_path: Path, no_grow
 
 @pytest.mark.parametrize("toy", ["gemma2-dense", "qwen35-dense"])  # a window, and a recurrent state
 def test_checkpoint_without_memory(real: Real, toy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every allocation fail once, in turn. The server never ends, and its answers are right."""
+    """Let each allocation fail once. The server must never end, and its answers must be right."""
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
     model = real.text_model(toy)
     asked = [LONG + tail for tail in ("", " river", " stone")]
@@ -183,7 +185,7 @@ def test_checkpoint_without_memory(real: Real, toy: str, tmp_path: Path, monkeyp
 @memory_is_plain
 @pytest.mark.parametrize("more", [0, 65536])
 def test_slot_without_memory_for_draft(real: Real, tmp_path: Path, more: int) -> None:
-    """Let the outputs, the candidates, and a recurrent state for a rollback lack memory."""
+    """Let there be no memory for the outputs, for the candidates, and for a recurrent state to return to."""
     args = ("-c", "2048", "-np", "1", "--kv-dynamic", "--no-warmup", "--cache-ram", "0", "--ctx-checkpoints", "0")
     draft = ("-md", real.text_model("llama-dense"), "--spec-type", "draft-simple", "--spec-draft-n-max", "4")
     text = prompt(1, 150)

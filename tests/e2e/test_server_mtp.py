@@ -1,4 +1,7 @@
-"""Test loading and unloading drafts that read the target's data: MTP layers, and a draft that shares its cells."""
+"""Test loading and unloading draft models that read data of the target.
+
+These are MTP layers, and a draft model that shares the cells of its target.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def layered(real: Real) -> Path:
 
 
 def test_mtp_layers_load_and_unload(real: Real, layered: Path, tmp_path: Path) -> None:
-    """Load and unload in the middle of a text, between prompts from the cache, and with checkpoints."""
+    """Load and unload the MTP layer within a text, between prompts from the cache, and with checkpoints."""
     texts = [prompt(seed, 200) for seed in (1, 2)]
     args = ("-c", "2048", "-np", "1", "--cache-ram", "100", "--slot-prompt-similarity", "0.5")
 
@@ -66,11 +69,11 @@ def test_mtp_layer_releases_memory(real: Real, layered: Path, tmp_path: Path) ->
         for _ in range(5):
             use()
             assert act(server, "unload")["freed"]["resident_bytes"] > MIB
-        assert resident(server) < before + 4 * MIB  # a new thread of the server has its own heap
+        assert resident(server) < before + 4 * MIB  # a new thread of the server has a heap of its own
 
 
 def test_draft_sharing_cells_loads_and_unloads(real: Real, tmp_path: Path) -> None:
-    """Expect that the shared cells remain."""
+    """Expect that the shared cells stay."""
     target, draft = map(real.with_vocabulary, drafts.draft_pair(real.work))
     text = prompt(1, 200)
     with serving(real, target, tmp_path / "log", *ONE) as server:

@@ -1,4 +1,4 @@
-"""Test the memory numbers of the caches in /metrics and /props, which exist only with the flag."""
+"""Test the numbers about the memory of caches in /metrics and /props. They exist only with --kv-dynamic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNTERS = (
 
 
 def numbers(server: LlamaServer) -> dict[str, dict[str, str]]:
-    """Return the numbers by context and name, as /metrics writes them."""
+    """Return the numbers by context and name, in the form that /metrics prints."""
     out: dict[str, dict[str, str]] = {}
     for name, context, value in LINE.findall(server.http.get("/metrics").text):
         out.setdefault(context, {})[name] = value
@@ -97,7 +97,7 @@ def test_cells_per_slot(real: Real, toy: str, tmp_path: Path) -> None:
 
 
 def test_cells_of_busy_slots(real: Real, model: Path, tmp_path: Path) -> None:
-    """Request several completions of one prompt. Each shares the cells of the prompt and adds its own."""
+    """Request several completions of one prompt. They share the cells of the prompt, and each adds cells of its own."""
     args = ("-c", "8192", "-np", "3", "--kv-unified", "--kv-dynamic")
     body = {"prompt": prompt(1, 100), "n_predict": 1000, "n_cmpl": 3, "temperature": 0.0, "ignore_eos": True}
     seen = set()
@@ -113,7 +113,10 @@ def test_cells_of_busy_slots(real: Real, model: Path, tmp_path: Path) -> None:
 
 
 def test_large_numbers_keep_all_digits(real: Real, no_vocab_model: Path, tmp_path: Path) -> None:
-    """Use the reserved bytes of Qwen3.5-27B's cache, with more digits than the default format of a double."""
+    """Use the reserved bytes of Qwen3.5-27B's cache.
+
+    The default format of a double would not print all of their digits.
+    """
     cells = 5120
     args = ("-c", str(cells), "-np", "1", "--metrics", "--no-warmup", "--no-jinja", "--kv-dynamic")
     with serving(real, no_vocab_model, tmp_path / "log", *args) as server:

@@ -1,4 +1,4 @@
-"""Compare the answers with and without --kv-dynamic through an ordinary client library."""
+"""Compare the answers with and without --kv-dynamic, with an ordinary client library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.servers import serving
 
 KEY = "sesame"
 ARGS = ("-c", "4096", "-np", "2", "--cache-ram", "0", "--api-key", KEY)
-LENGTH = 400  # tokens of an answer: more than the first 256 cells, so that the cache grows during the stream
+LENGTH = 400  # tokens of an answer; more than the first 256 cells, so that the cache grows during the stream
 
 
 def chat(client: openai.OpenAI, messages: list[Any], **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Test a pool of cells that is too small for all slots: which slots wait, lose cells or end."""
+"""Test a pool of cells that is too small for all slots: which slots wait, lose their cells or end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.e2e.servers import (
 
 POOL = ("-np", "4", "--kv-unified", "--no-warmup", "--no-cache-idle-slots")
 SMALL = (*POOL, "-c", "512")
-N = 150  # tokens that a request generates: three requests with their prompts fill the pool
+N = 150  # tokens that a request generates; three requests with their prompts fill the pool
 
 
 def all_finish(answers: list[dict[str, Any]], n_predict: int = N) -> None:
@@ -59,7 +59,7 @@ def test_request_that_fits_alone_finishes(real: Real, toy: str, args: tuple[str,
 
 
 def test_pool_within_budget(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
-    args = (*POOL, "-c", "16384", "--kv-budget", "16")  # 64 KiB per cell
+    args = (*POOL, "-c", "16384", "--kv-budget", "16")  # 64 KiB for each cell
     with serving(real, large_cell_model, tmp_path / "log", *args) as server:
         all_finish(at_once(server, [prompt(i, 50) for i in range(6)], 80), 80)
     assert "resumed" in server.log
@@ -75,9 +75,10 @@ def test_copy_pool_keeps_spare_block(
     words: int,
     n_predict: int,
 ) -> None:
-    """Use a pool that cannot provide all cells of the budget.
+    """Use a pool that cannot allocate all cells that the budget allows.
 
-    Idle slots free cells for paused requests. A paused request without room is not tried again with each batch.
+    Idle slots free cells for paused requests. If there is no room for a paused request, it is not tried again with each
+    batch.
     """
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
     with serving(real, large_cell_model, tmp_path / "log", *POOL, "-c", "16384", "--kv-budget", "64") as server:
@@ -107,7 +108,7 @@ def test_request_ends_without_pause_memory(real: Real, model: Path, tmp_path: Pa
 
 
 def test_paused_and_saved_share_cache_ram(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
-    """Use 64 KiB per cell: --cache-ram cannot hold both a removed prompt and a paused request."""
+    """Let --cache-ram be too small for both a removed prompt and a paused request. A cell has 64 KiB."""
     args = ("-np", "3", "-c", "1024", "--kv-unified", "--no-warmup", "--no-cache-idle-slots", "--cache-ram", "44")
     texts = [prompt(1, 100), prompt(2, 250), prompt(3, 450)]
     with serving(real, large_cell_model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
@@ -140,7 +141,7 @@ def test_client_disconnects_while_paused(real: Real, model: Path, tmp_path: Path
             assert answer.status_code == 200
             until_logged(server, "paused, n_tokens")
             assert n_waiting(server) == 1
-        until_logged(server, "cancel task")  # the server checks the connection once a second
+        until_logged(server, "cancel task")  # the server checks once in a second whether the client is connected
         assert not other.done()
         all_finish([other.result()], 3300)
         all_finish([completion(server, prompt(3, 40), N)])
@@ -149,7 +150,10 @@ def test_client_disconnects_while_paused(real: Real, model: Path, tmp_path: Path
 
 @pytest.mark.parametrize("first", [0, 3])
 def test_waiting_requests_keep_order(real: Real, model: Path, tmp_path: Path, first: int) -> None:
-    """Expect that a short prompt, which would fit, does not overtake a long prompt that arrived first."""
+    """Expect that a short prompt does not overtake a long prompt that arrived first.
+
+    The short prompt would fit into the pool at once.
+    """
     args = (*POOL, "-c", "2048")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
         for slot in range(4):  # slots are used in this order
@@ -169,9 +173,9 @@ def test_idle_slots_are_cleared_in_order(real: Real, model: Path, tmp_path: Path
         for slot in (2, 0, 1):
             completion(server, prompt(slot, 60), 8, id_slot=slot)
         completion(server, prompt(7, 250), 100, id_slot=3)
-        until(lambda: server.log.count("stop processing") == 4)  # the last log line of a slot
+        until(lambda: server.log.count("stop processing") == 4)  # this is the last line that a slot logs
         assert [slot for slot in range(4) if f"purging slot {slot}" in server.log] == [2]
-        back = completion(server, prompt(2, 60) + " river", 8)  # it was saved before
+        back = completion(server, prompt(2, 60) + " river", 8)  # this conversation was saved before
         assert back["timings"]["cache_n"] >= 60
 
 
@@ -189,8 +193,11 @@ def test_prompt_beyond_budget_is_refused(real: Real, large_cell_model: Path, tmp
 
 
 def test_restored_prompt_receives_room(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
-    """Restore a prompt while its cells are in use: the idle slot is cleared, and its state exceeds --cache-ram."""
-    args = (*POOL, "-np", "2", "-c", "2048", "--cache-ram", "150")  # 64 KiB per cell
+    """Restore a prompt while other slots use its cells.
+
+    The idle slot is cleared for it, and the state of that slot is too large for --cache-ram.
+    """
+    args = (*POOL, "-np", "2", "-c", "2048", "--cache-ram", "150")  # 64 KiB for each cell
     long, first, second = ("Once upon a time " + prompt(i, n) for i, n in ((3, 1300), (1, 800), (2, 800)))
     with serving(real, large_cell_model, tmp_path / "log", *args) as server:
         for slot, text in enumerate((long, first, second)):
@@ -213,7 +220,7 @@ def test_waiting_children_release_cells(real: Real, model: Path, tmp_path: Path)
 def test_idle_slots_yield_to_restored_slot(
     real: Real, large_cell_model: Path, tmp_path: Path, limit: tuple[str, ...]
 ) -> None:
-    """Use 64 KiB per cell: the budget has 1024 cells. More cells in smaller types would be less exact."""
+    """Use a budget of 1024 cells of 64 KiB. With smaller types there would be more cells, but with less precision."""
     files = ("-np", "2", "--kv-unified", "--no-warmup", "--slot-save-path", tmp_path, "--cache-ram", "0")
     with serving(real, large_cell_model, tmp_path / "log", *files, *limit) as server:
         completion(server, prompt(1, 400), 0, id_slot=0)
@@ -223,7 +230,7 @@ def test_idle_slots_yield_to_restored_slot(
         assert server.slot("restore", 0, "slot.bin")["n_restored"] >= 400
         assert completion(server, prompt(1, 400), 1, id_slot=0)["timings"]["cache_n"] >= 400
         assert server.http.get("/props").json().get("kv_budget", {}).get("down_total", 0) == 0
-        # a broken file changes no other slot
+        # a damaged file must not change another slot
         (tmp_path / "broken.bin").write_bytes((tmp_path / "slot.bin").read_bytes()[:1000000])
         completion(server, prompt(2, 100), 0, id_slot=1)
         broken = server.http.post("/slots/0", params={"action": "restore"}, json={"filename": "broken.bin"})
@@ -232,7 +239,7 @@ def test_idle_slots_yield_to_restored_slot(
 
 
 def test_shifted_slots_need_no_more_cells(real: Real, model: Path, tmp_path: Path) -> None:
-    """Expect that a waiting request can use the cells that a context shift freed."""
+    """Expect that a waiting request can use the cells that a context shift has freed."""
     args = (*POOL, "-c", "1024", "-np", "3", "--kv-unified-per-slot", "512", "--context-shift")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
         others = [pool.submit(completion, server, prompt(slot, 450), 6000, id_slot=slot) for slot in (0, 2)]
@@ -256,7 +263,10 @@ def test_idle_slots_keep_cells_for_hopeless_request(real: Real, model: Path, tmp
 
 
 def test_dropped_drafts_are_not_counted(real: Real, model: Path, tmp_path: Path) -> None:
-    """Use the target as its own draft: every draft is accepted, except those discarded without cells."""
+    """Use the target as its own draft model.
+
+    Every drafted token is accepted, except those that are dropped without cells.
+    """
     with serving(real, model, tmp_path / "log", *SMALL, "-md", model, *DRAFT) as server:
         for answer in at_once(server, [prompt(i, 40) for i in range(4)], N):
             timings = answer["timings"]
@@ -280,7 +290,10 @@ def test_hopeless_restore_keeps_idle_slots(real: Real, model: Path, tmp_path: Pa
 
 
 def test_request_for_any_slot_takes_idle(real: Real, model: Path, tmp_path: Path) -> None:
-    """Expect this also if a request for a busy slot has waited longer."""
+    """Expect that a request for any slot gets the idle slot.
+
+    A request for the busy slot, which waits for a longer time, must not prevent this.
+    """
     args = ("-np", "2", "--kv-unified", "-c", "4096", "--no-warmup", "--metrics")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(4) as pool:
         long = pool.submit(completion, server, prompt(0, 10), 3000, id_slot=0)
@@ -295,7 +308,7 @@ def test_request_for_any_slot_takes_idle(real: Real, model: Path, tmp_path: Path
 
 
 def test_slot_number_wraps_around(real: Real, model: Path, tmp_path: Path) -> None:
-    """Use two slots: slot 3 is slot 1."""
+    """Use two slots, so that the number 3 means slot 1."""
     args = ("-np", "2", "--kv-unified", "-c", "4096", "--no-warmup", "--metrics")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(4) as pool:
         pool.submit(completion, server, prompt(0, 10), 2500, id_slot=0)

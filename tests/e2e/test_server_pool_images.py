@@ -1,4 +1,4 @@
-"""Test prompts with images in a pool of cells that is too small: they wait and continue like text."""
+"""Test prompts with images in a pool of cells that is too small. They must wait and continue as texts do."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.e2e.projector import looking, merging_projector, see
 from tests.e2e.servers import completion, generated, refusal, serving, until
 
 N = 80  # tokens that a request generates
-# while the first request generates 57 tokens, the second processes its text, then an image of two batches, of which one
-# finds cells
+# While the first request generates 57 tokens, the second one processes its text. Then it processes an image in two
+# batches, and only one of them finds cells.
 TEXTS = (40, 390)
 
 
@@ -30,7 +30,7 @@ def of_the_pool(real: Real, model: Path, n_cells: int) -> tuple[str | Path, ...]
 
 
 def crossing(server: LlamaServer) -> httpx.Response:
-    for slot in range(2):  # in this order they are taken, and get their part of each batch
+    for slot in range(2):  # the slots are used in this order, and each gets its part of a batch
         completion(server, "Once", 0, id_slot=slot)
     first, second = (prompt(seed, words) for seed, words in enumerate(TEXTS))
     body = {"prompt": [first, looking(1, before=second)], "n_predict": N, "temperature": 0.0, "ignore_eos": True}
@@ -43,7 +43,7 @@ def contents(answer: httpx.Response) -> list[str]:
 
 @pytest.mark.parametrize("args", [(), ("--mmproj-lazy-auto", "0")], ids=["loaded", "on-demand"])
 def test_image_waits_for_cells(real: Real, model: Path, tmp_path: Path, args: tuple[str, ...]) -> None:
-    """Expect that an encoded image is discarded if the projector may be unloaded, and encoded again later."""
+    """Expect that an encoded image is dropped if the projector may be unloaded, and that it is encoded again later."""
     with serving(real, model, tmp_path / "roomy", *of_the_pool(real, model, 4096), *args) as server:
         expected = contents(crossing(server))
     with serving(real, model, tmp_path / "log", *of_the_pool(real, model, 512), *args) as server:
@@ -54,7 +54,7 @@ def test_image_waits_for_cells(real: Real, model: Path, tmp_path: Path, args: tu
 
 @pytest.mark.parametrize(("toy", "args"), [("llama-dense", ("--cache-ram", "0")), ("qwen35-dense", ())])
 def test_image_that_cannot_wait_gets_error(real: Real, toy: str, args: tuple[str, ...], tmp_path: Path) -> None:
-    """Use no memory for paused requests, and a recurrent state that already contains a part of the image."""
+    """Allow no memory for paused requests, and use a recurrent state that already has a part of the image."""
     model = real.text_model(toy)
     with serving(real, model, tmp_path / "log", *of_the_pool(real, model, 512), *args) as server:
         status, kind, message = refusal(crossing(server))
@@ -64,9 +64,9 @@ def test_image_that_cannot_wait_gets_error(real: Real, toy: str, args: tuple[str
 
 
 def test_image_with_more_cells_than_positions(real: Real, tmp_path: Path) -> None:
-    """Use M-RoPE: an image of 16 x 16 tokens has 16 positions.
+    """Use M-RoPE, where an image of 16 x 16 tokens has only 16 positions.
 
-    Its cells exist, so no room is reserved for them again.
+    Its cells are allocated already, so no room must be reserved for them again.
     """
     model = real.text_model("qwen35-dense")
     mmproj = merging_projector(tmp_path / "projector.gguf", model)

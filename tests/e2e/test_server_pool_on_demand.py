@@ -1,4 +1,7 @@
-"""Test a pool within a budget and a projector on demand: a request that waits for cells holds no projector."""
+"""Test a pool of cells with a memory budget and a projector that is loaded on demand.
+
+A request that waits for cells must not keep the projector loaded.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from tests.e2e.conftest import Real
 from tests.e2e.projector import looking, see, state
 from tests.e2e.servers import at_once, completion, n_deferred, part, refusal, until, until_it_generates, until_logged
 
-MIB = 64  # 1024 cells, and about 870 with the projector
-MORE = 96  # 1536 cells, and about 1380
-WAIT = 120  # seconds until a waiting request counts as stuck
-RUNS = 780  # tokens of a request that must run while others arrive, also on a busy machine
-LONG = 1300  # the same with MORE
+MIB = 64  # 1024 cells, or about 870 with the projector
+MORE = 96  # 1536 cells, or about 1380 with the projector
+WAIT = 120  # seconds after which a waiting request counts as stuck
+RUNS = 780  # tokens of a request that must run while others arrive, even on a busy machine
+LONG = 1300  # the same for a server with MORE
 
 pytestmark = pytest.mark.usefixtures("marker")
 
@@ -47,7 +50,7 @@ def on_demand(
 
 @pytest.fixture
 def slow(real: Real, large_cell_model: Path, mmproj: Path, tmp_path: Path) -> Iterator[LlamaServer]:
-    """Run a server on which a request generates many tokens while another prompt is processed."""
+    """Run a server on which one request generates many tokens while the prompt of another one is processed."""
     with on_demand(real, large_cell_model, mmproj, tmp_path, mib=MORE, n_batch=3) as running:
         yield running
 
@@ -61,7 +64,7 @@ def server(real: Real, large_cell_model: Path, mmproj: Path, tmp_path: Path) -> 
 def paused_before_its_image(
     server: LlamaServer, pool: ThreadPoolExecutor
 ) -> tuple[Future[Any], Future[Any], Future[httpx.Response]]:
-    """Start three requests: one that generates, a text queued for its slot, and an image that gets paused.
+    """Start three requests: one generates, a text waits for its slot, and an image is paused.
 
     The text then waits for the memory of the projector.
     """
@@ -87,7 +90,7 @@ def test_paused_image_releases_projector(slow: LlamaServer) -> None:
 
 
 def test_paused_image_without_projector_fails(slow: LlamaServer, mmproj: Path) -> None:
-    """Delete the file of the projector that was unloaded."""
+    """Delete the file of the projector after it was unloaded."""
     with ThreadPoolExecutor(3) as pool:
         _, text, image = paused_before_its_image(slow, pool)
         mmproj.unlink()
@@ -105,7 +108,7 @@ def test_waiting_image_releases_projector(server: LlamaServer) -> None:
 
 
 def test_image_reclaims_cells_of_unstarted_slot(server: LlamaServer) -> None:
-    """Let no slot run. The other slot is not idle, because its request arrived last."""
+    """Let no slot run. The other slot does not count as idle, because its request arrived last."""
     with ThreadPoolExecutor(2) as pool:
         both = pool.submit(at_once, server, [prompt(0, 700), looking(1, before=prompt(1, 200))], 240)
 
@@ -119,9 +122,9 @@ def test_image_reclaims_cells_of_unstarted_slot(server: LlamaServer) -> None:
 
 
 def test_paused_text_reclaims_projector_memory(server: LlamaServer) -> None:
-    """Load the projector while the text is paused. It must be unloaded to resume the text."""
+    """Load the projector while the text is paused. To resume the text, the projector must be unloaded."""
     with ThreadPoolExecutor(2) as pool:
-        # the second request has about 900 cells when it is paused, and then the whole pool
+        # the second request has about 900 cells when it is paused, and needs the whole pool later
         both = pool.submit(at_once, server, [prompt(0, 30), prompt(1, 810)], RUNS)
         until_logged(server, "paused, n_tokens")
         image = pool.submit(see, server, 1)

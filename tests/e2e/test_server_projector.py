@@ -1,4 +1,4 @@
-"""Test unloading and loading the image projector of a running server, and the requests meanwhile."""
+"""Test unloading and loading the image projector of a running server, and the requests that arrive at the same time."""
 
 from __future__ import annotations
 
@@ -54,12 +54,15 @@ def test_image_answer_survives_reload(server: LlamaServer) -> None:
 
 
 def test_unload_keeps_cache(server: LlamaServer) -> None:
-    """Continue, save and restore images without the projector: their positions must be counted."""
+    """Continue, save and restore a conversation with images without the projector.
+
+    The positions of images must be counted.
+    """
     question = {"prompt": looking(1, 2, before=prompt(1, 30)), "id_slot": 0, "n_predict": 0}
     n_prompt = server.post("/completion", question)["timings"]["prompt_n"]
     act(server, "unload")
     saved = server.slot("save", 0, "image.bin")
-    # no image: the slot's cache is truncated before the image
+    # this prompt has no image, so the slot's cache is cut before the image
     text = completion(server, prompt(2, 40), 16, id_slot=0)["content"]
     act(server, "load")
     assert completion(server, prompt(2, 40), 16, id_slot=1)["content"] == text
@@ -105,7 +108,7 @@ def test_conversation_with_unloads_is_equal(real: Real, model: Path, mmproj: Pat
 
 
 def test_refused_image_leaves_no_stream(server: LlamaServer) -> None:
-    """Look up the streams that a returning client finds by its conversation."""
+    """Look for the streams that a client finds by its conversation when it returns."""
     act(server, "unload")
     body = {"prompt": looking(1), "n_predict": 4, "stream": True}
     assert is_unloaded(server.http.post("/completion", json=body, headers={"X-Conversation-Id": "refused"}))
@@ -115,7 +118,7 @@ def test_refused_image_leaves_no_stream(server: LlamaServer) -> None:
 
 def test_unload_waits_for_users(server: LlamaServer) -> None:
     def in_use(pool: ThreadPoolExecutor) -> Future[httpx.Response]:
-        """Use every slot, with a hundred images."""
+        """Use every slot for a hundred images."""
         body = {"prompt": [looking(*range(100))] * 4, "n_predict": 8, "ignore_eos": True, "cache_prompt": False}
         request = pool.submit(server.http.post, "/completion", json=body)
         until(lambda: all(slot["is_processing"] for slot in json.loads(server.get("/slots"))))
@@ -168,14 +171,15 @@ def test_request_after_images_is_not_user(server: LlamaServer) -> None:
     with ThreadPoolExecutor(1) as pool:
         request = pool.submit(see, server, 1, n_predict=2000, id_slot=0)
         until_it_generates(server, request)
-        until(lambda: state(server)["n_users"] == 0)  # a request that tokenizes is briefly a user, too
+        # a request also uses the projector for a moment while it is tokenized
+        until(lambda: state(server)["n_users"] == 0)
         act(server, "unload", timeout_ms=0)
         assert not request.done()
         assert request.result().json()["tokens_predicted"] == 2000
 
 
 def test_children_of_prompt_are_not_users(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
-    """Use n_cmpl: the children wait for a prompt without unprocessed images."""
+    """Use n_cmpl: the additional completions wait for a prompt, but have no images to process."""
     args = ("-c", "8192", "-np", "3", "--kv-unified", "-b", "16", "--cache-ram", "0", "--mmproj", mmproj)
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         body = {"prompt": looking(1, after=prompt(1, 7000)), "n_predict": 8, "n_cmpl": 3, "ignore_eos": True}
@@ -197,7 +201,7 @@ def test_unload_releases_memory(real: Real, model: Path, mmproj: Path, tmp_path:
             assert see(server, 1).status_code == 200
             return taken
 
-        use()  # memory that remains: threads, code, buffers of the client
+        use()  # the first use allocates memory that stays: threads, code, buffers of the client
         act(server, "unload")
         before = resident(server)
         for _ in range(5):
@@ -247,13 +251,16 @@ def test_projector_state_survives_sleep(real: Real, model: Path, mmproj: Path, t
 
 
 class Lazy:
-    """Hold a server whose projector file can be changed."""
+    """Hold a server and the file of its projector, which can be changed."""
 
     def __init__(self, server: LlamaServer, file: Path, whole: bytes) -> None:
         self.server, self.file, self.whole = server, file, whole
 
     def fails(self, content: bytes | None = None) -> str:
-        """Load this file, and return the error message. The server continues, and loads the right file."""
+        """Load a file, which must fail, and return the error message.
+
+        The server continues, and loads the right file afterwards.
+        """
         if content is not None:
             self.file.write_bytes(content)
         code, kind, message = refusal(self.server.http.post("/mmproj", json={"action": "load"}))
@@ -302,7 +309,7 @@ def test_projector_of_other_model_is_refused(real: Real, model: Path, tmp_path: 
 @memory_is_plain
 def test_load_without_memory_fails(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
     with lazy(real, model, mmproj, tmp_path) as it:
-        for more in range(10, 234, 16):  # the weights, then the addresses of a scheduler
+        for more in range(10, 234, 16):  # first too few addresses for the weights, then for a scheduler
             with short_of_addresses(it.server, more * MIB):
                 answer = it.server.http.post("/mmproj", json={"action": "load"})
                 if answer.status_code == 200:

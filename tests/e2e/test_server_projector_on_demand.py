@@ -1,4 +1,7 @@
-"""Test --mmproj-lazy-auto: the first request with an image loads the projector; it is unloaded without users."""
+"""Test --mmproj-lazy-auto: the first request with an image loads the projector.
+
+It is unloaded when nothing uses it.
+"""
 
 from __future__ import annotations
 
@@ -55,21 +58,21 @@ def test_first_image_loads_projector(real: Real, model: Path, mmproj: Path, tmp_
         assert completion(lazily, "Once", 4)["tokens_predicted"] == 4
         assert json.loads(lazily.get("/health")) == {"status": "ok", "mmproj": "unloaded"}
         for _ in range(2):
-            with ThreadPoolExecutor(4) as pool:  # one request loads the projector, for all
+            with ThreadPoolExecutor(4) as pool:  # one request loads the projector for all of them
                 answers = list(pool.map(lambda seed: see(lazily, seed, id_slot=seed, cache_prompt=False), range(4)))
             assert [answer.json()["content"] for answer in answers] == expected
             until_unloaded(lazily)
         if sys.platform == "linux":
-            completion(lazily, "Once", 1)  # the projector is freed after the log line
+            completion(lazily, "Once", 1)  # the projector is freed after it has been logged
             before = resident(lazily)
-            # again, if it is already unloaded
+            # repeat, in case it is unloaded again
             until(lambda: see(lazily, 1).is_success and resident(lazily) > before + mmproj.stat().st_size)
             until_unloaded(lazily)
             until(lambda: resident(lazily) < before + MIB)
 
 
 def test_chat_loads_projector(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
-    """Use endpoints that find images before tokenizing, and that only count tokens."""
+    """Use endpoints that find images before the text is tokenized, and endpoints that only count tokens."""
     data = base64.b64encode(image(1)).decode()
     source = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
     with on_demand(real, model, tmp_path, mmproj, 0, "--chat-template", "chatml") as server:
@@ -137,12 +140,12 @@ def test_wakeup_does_not_load_projector(real: Real, model: Path, mmproj: Path, t
     with on_demand(real, model, tmp_path, mmproj, 0, "--sleep-idle-seconds", "1") as server:
         expected = see(server, 1).json()["content"]
 
-        def is_loaded() -> bool:  # until the server sleeps
+        def is_loaded() -> bool:  # called until the server sleeps
             assert see(server, 1).json()["content"] == expected
             return bool(json.loads(server.get("/health")) == {"status": "ok", "mmproj": "loaded"})
 
         until(is_loaded)
-        until_unloaded(server)  # the server sleeps: without it, the projector would stay loaded
+        until_unloaded(server)  # the server sleeps; without that, the projector would stay loaded
         assert json.loads(server.get("/props"))["is_sleeping"]
         completion(server, "Once", 4)
         assert state(server)["state"] == "unloaded"

@@ -1,4 +1,4 @@
-"""Test `n_predict: 0`: the prompt is stored in a slot's cache, and no token is generated."""
+"""Test `n_predict: 0`: the prompt is put into the cells of a slot, and no token is generated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_prompt_is_stored_in_slot(server: LlamaServer) -> None:
 
     then = completion(server, text, 8, id_slot=0)
     assert then["timings"]["cache_n"] + then["timings"]["prompt_n"] == n
-    # a checkpoint, if the model has checkpoints
+    # the tokens after the last checkpoint, if the model has checkpoints
     assert then["timings"]["cache_n"] >= n - 1 or then["timings"]["prompt_n"] <= 4 + 1
     assert then["content"] == expected
 

@@ -1,7 +1,7 @@
-"""Test POST /requantize_kvcache: types change under a busy server, and only precision is lost.
+"""Test POST /requantize_kvcache: types change while a server works, and nothing but precision is lost.
 
-kv-check proves the contents of the cells. These tests cover the ways to convert cells. A text must be the same after a
-conversion in the cache and after a conversion of a saved state during its restore.
+kv-check proves the contents of the cells. The tests here cover the ways to convert cells. A text must be the same after
+a conversion in the cache as after a conversion of a saved state while it is restored.
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ def going_on(server: LlamaServer) -> str:
 
 @pytest.fixture(scope="module")
 def expected(real: Real, model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the text after a change of the live cache, and of a static cache, by types."""
+    """Return the text after a change of the live cache, and the text with a static cache, for each type."""
     out = {}
     for name in ("f16", "q8_0", "q4_0"):
         with serving(real, model, tmp_path_factory.mktemp(name) / "log", *ONE) as server:
             completion(server, TEXT, 0)
             requantize(server, **both(name))
             out[name] = going_on(server)
-    assert len(set(out.values())) > 1  # otherwise these texts would prove nothing
+    assert len(set(out.values())) > 1  # if all texts were equal, they would prove nothing
     return out
 
 
@@ -149,7 +149,8 @@ def test_cached_prompt_from_before_change(
         completion(server, prompt(2, 300), 4)
         requantize(server, **both(name))
         assert going_on(server) == expected[name]
-        requantize(server, **both("f16"))  # also prompts saved in the new types, after the change
+        # this also changes prompts that were saved with the new types after the change
+        requantize(server, **both("f16"))
         completion(server, prompt(2, 300), 4)
         assert completion(server, TEXT, 4)["timings"]["cache_n"] > 200
     assert "failed to" not in server.log
@@ -157,10 +158,10 @@ def test_cached_prompt_from_before_change(
 
 @pytest.mark.parametrize("toy", ["gemma3-dense", "gemma2-dense", "qwen35-dense"])
 def test_checkpoint_from_before_change(real: Real, toy: str, tmp_path: Path) -> None:
-    """Use checkpoints of a window or a recurrent state, restored if a prompt changes before the first cell."""
+    """Use checkpoints of a window or a recurrent state. They are restored if a prompt differs before the first cell."""
     small = ("-ub", "32", "-lv", "5")  # a cache with a window has room for one more ubatch
     with serving(real, real.text_model(toy), tmp_path / "log", *ONE, *small, "--kv-dynamic") as server:
-        first = completion(server, TEXT, 200)["content"]  # longer than a window
+        first = completion(server, TEXT, 200)["content"]  # longer than the window
         for name in ("q8_0", "q4_0", "f16"):
             requantize(server, **both(name))
             answer = completion(server, TEXT + " the", 24)
@@ -173,10 +174,10 @@ def test_checkpoint_from_before_change(real: Real, toy: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0"])
 def test_draft_with_own_cells(real: Real, model: Path, tmp_path: Path, name: str) -> None:
-    """Compare the text with that of a server without a draft.
+    """Compare the text with the text of a server without a draft model.
 
-    With one token per ubatch, both servers run the same attention kernel. The kernels for one token and for several
-    tokens round differently.
+    With one token in each ubatch, both servers run the same kernel for attention. The kernels for one token and for
+    several tokens round differently.
     """
     one = (*ONE, "-ub", "1")
     with serving(real, model, tmp_path / "plain", *one) as server:
@@ -196,7 +197,10 @@ def test_draft_with_own_cells(real: Real, model: Path, tmp_path: Path, name: str
 
 
 def test_draft_reload_between_changes(real: Real, model: Path, tmp_path: Path) -> None:
-    """Reload the draft: it has the start types, but the prompt cache holds states of the old draft in other types."""
+    """Load the draft model again.
+
+    It then has the types from the start, but the prompt cache has states of the old draft model in other types.
+    """
     with serving(real, model, tmp_path / "log", *ONE, "-md", model, *SELF_DRAFT, "--kv-dynamic") as server:
         completion(server, TEXT, 20)
         requantize(server, ctkd="q8_0", ctvd="q8_0")
@@ -252,8 +256,8 @@ def test_invalid_requests_are_refused(real: Real, model: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("toy", "types", "code"),
     [
-        ("mamba-dense", {"ctk": "q8_0"}, 501),  # no cells
-        ("deepseek2-moe", {"ctk": "q8_0"}, 400),  # V is a part of K
+        ("mamba-dense", {"ctk": "q8_0"}, 501),  # this model has no cells with types
+        ("deepseek2-moe", {"ctk": "q8_0"}, 400),  # V is a part of K in this model
     ],
 )
 def test_models_without_change_refuse(real: Real, tmp_path: Path, toy: str, types: dict[str, str], code: int) -> None:
@@ -269,7 +273,7 @@ def test_larger_cells_without_memory(real: Real, model: Path, tmp_path: Path, ki
     args = ("-c", "65536", "-np", "1", "--cache-ram", "0", "--no-warmup", "-ctk", "q4_0", "-ctv", "q4_0")
     with serving(real, model, tmp_path / "log", *args, *kind) as server:
         expected = completion(server, TEXT, 20)["content"]
-        with short_of_addresses(server, 128 * 1024 * 1024):  # enough for the compute buffers
+        with short_of_addresses(server, 128 * 1024 * 1024):  # enough memory for the compute buffers
             code, error, _ = refused(server, **both("f32"))
             assert (code, error) == (503, "out_of_memory_error")
             assert completion(server, TEXT, 20)["content"] == expected
@@ -283,7 +287,7 @@ def has_shifted(server: LlamaServer, times: int) -> bool:
 
 @pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe", "gptneox-dense"])
 def test_context_shift_after_change(real: Real, toy: str, tmp_path: Path) -> None:
-    """Use also keys that are not rotated when quantized (MLA), and keys that are rotated only in part."""
+    """Also use keys that are not rotated when they are quantized (MLA), and keys of which only a part is rotated."""
     args = ("-c", "256", "-np", "1", "--cache-ram", "0", "--no-warmup", "--context-shift")
     with serving(real, real.text_model(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         text = pool.submit(completion, server, prompt(1, 40), 3000)
@@ -295,7 +299,7 @@ def test_context_shift_after_change(real: Real, toy: str, tmp_path: Path) -> Non
 
 
 def test_state_during_conversion(real: Real, model: Path, tmp_path: Path) -> None:
-    """Read the state often, which another thread answers. It must not see a half-finished change."""
+    """Read the state often. Another thread answers, and must not see a change that is only half done."""
     args = ("-c", "8192", "-np", "2", "--cache-ram", "0", "--metrics", "--kv-dynamic")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(3) as pool:
         text = pool.submit(completion, server, prompt(1, 2000), 800)

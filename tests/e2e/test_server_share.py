@@ -1,4 +1,4 @@
-"""Test slots that share the cells of a common prompt prefix: --kv-share-prefix."""
+"""Test slots that share the cells of a common beginning of their prompts: --kv-share-prefix."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from tests.e2e.servers import at_once, completion, events, generated, part, serv
 FLAG = "--kv-share-prefix"
 KEEP = ("--no-cache-idle-slots", "--cache-ram", "0")
 ARGS = ("-c", "8192", "-np", "4", "--kv-unified", "--kv-dynamic", "--no-warmup", "-b", "64", "-ub", "1", *KEEP)
-MANY = ("-np", "9")  # a slot per prompt: no cell is freed while the donor generates, and its own cells stay in order
+# a slot for each prompt, so that no cell is freed while the first slot generates, and its own cells stay in order
+MANY = ("-np", "9")
 COMMON = prompt(1, 150)
 PROMPTS = [f"{COMMON} {prompt(10 + i, 20)}" for i in range(8)]
-BUSY = 6000  # maximum number of tokens that the donor generates
-# window, recurrent: these models roll back to a checkpoint
+BUSY = 6000  # most tokens that the slot generates whose cells are shared
+# models with a window or a recurrent state, which must return to a checkpoint
 FORGETFUL = ("gemma2-dense", "qwen35-dense", "mamba2-dense")
 
 
@@ -34,7 +35,7 @@ def tokens(server: LlamaServer, text: str) -> list[int]:
 
 
 def common(server: LlamaServer, one: str, other: str) -> int:
-    """Return the number of common first tokens of two prompts."""
+    """Return the number of tokens at the start that two prompts have in common."""
     pairs = zip(tokens(server, one), tokens(server, other), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -45,7 +46,7 @@ def of_slots(server: LlamaServer) -> list[dict[str, int]]:
 
 @contextlib.contextmanager
 def generating(server: LlamaServer, text: str, n_predict: int) -> Iterator[Callable[[], str]]:
-    """Generate in slot 0 while the block runs, then disconnect. The result returns the generated text."""
+    """Generate in slot 0 while the block runs, then disconnect. Yield a function that returns the generated text."""
     leaves = threading.Event()
     body = {"prompt": text, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True, "id_slot": 0}
     with ThreadPoolExecutor(1) as pool:
@@ -58,7 +59,11 @@ def generating(server: LlamaServer, text: str, n_predict: int) -> Iterator[Calla
 
 
 def chats(real: Real, toy: str, log: Path, *args: str) -> tuple[str, list[str], list[int], list[int]]:
-    """Return the donor's text, then for the other prompts: texts, tokens found in the cache, and possible tokens."""
+    """Return the results of prompts that share their beginning with a slot that generates.
+
+    These are the text of that slot and, for the other prompts, their texts, the number of tokens that were found in the
+    cache, and the number that could be found.
+    """
     with serving(real, real.text_model(toy), log, *ARGS, *MANY, *args) as server:
         with generating(server, COMMON, BUSY) as text:
             answers = [completion(server, p, 8, id_slot=1 + i) for i, p in enumerate(PROMPTS)]
@@ -99,7 +104,10 @@ def test_simultaneous_prompts_compute_prefix_once(real: Real, model: Path, tmp_p
 
 
 def test_unstarted_slot_donates_prefix(real: Real, model: Path, tmp_path: Path) -> None:
-    """Use the cells of a slot's last prompt: the next prompt with this prefix gets the slot, others share its cells."""
+    """Share the cells of a slot's last prompt.
+
+    The next prompt with this beginning gets the slot, and others share its cells.
+    """
     with serving(real, model, tmp_path / "log", *ARGS, FLAG) as server:
         completion(server, PROMPTS[0], 8, id_slot=3)
         answers = at_once(server, PROMPTS[1:4], 8)
@@ -108,10 +116,10 @@ def test_unstarted_slot_donates_prefix(real: Real, model: Path, tmp_path: Path) 
 
 
 def test_shared_cells_are_not_freed_in_vain(real: Real, model: Path, tmp_path: Path) -> None:
-    """Let two waiting requests share cells with the donor. Freeing shared cells makes no room."""
+    """Let two waiting requests share cells with a slot that generates. Freeing shared cells would not make room."""
     args = ("-c", "1024", "-np", "3", "--kv-unified", "--kv-dynamic", "--no-warmup", FLAG, *KEEP)
     with serving(real, model, tmp_path / "log", *args) as server, generating(server, COMMON, 800):
-        # otherwise the first fits with the donor, and then lacks a cell for its last token
+        # earlier, the first request would fit at first, and then have no cell for its last token
         until(lambda: generated(server, 0) > 60)
         long = [f"{COMMON} {prompt(n, 830)}" for n in (2, 3)]
         assert [answer["tokens_predicted"] for answer in at_once(server, long, 8)] == [8, 8]
@@ -137,8 +145,11 @@ def test_slot_without_sharing_computes_prompt(real: Real, model: Path, tmp_path:
 
 @pytest.mark.parametrize("shifting", ["the donor", "the other"])
 def test_shared_cells_do_not_shift(real: Real, model: Path, shifting: str, tmp_path: Path) -> None:
-    """Shift the context of a slot. The slot first gets its own cells, and both texts are as without sharing."""
-    # with flash attention, the order of the cells, and so the order of arrival, affects the rounding of f16 sums
+    """Shift the context of a slot.
+
+    The slot first gets cells of its own, and both texts are the same as without sharing.
+    """
+    # with flash attention, the order of the cells, and so the order of arrival, would change the rounding of f16 sums
     args = (*ARGS, "--context-shift", "--kv-unified-per-slot", "512", "--keep", "16", "-fa", "off")
     lengths = (700, 100) if shifting == "the donor" else (340, 700)
 
@@ -158,7 +169,7 @@ def test_cache_reuse_moves_no_shared_cells(real: Real, model: Path, tmp_path: Pa
     with serving(real, model, tmp_path / "log", *ARGS, FLAG, "--cache-reuse", "8") as server:
         text = f"{COMMON} {prompt(6, 10)} {middle}"
         before = completion(server, text, 40, id_slot=0)["content"]
-        # the same text without a part before its end: the rest could be moved, but the other slot shares it
+        # Send the same text without a part before its end. The rest could be moved, but the other slot shares it.
         completion(server, f"{COMMON} {middle}", 4, id_slot=1)
         assert completion(server, text, 40, id_slot=0)["content"] == before
 
@@ -167,7 +178,7 @@ def test_cache_reuse_moves_no_shared_cells(real: Real, model: Path, tmp_path: Pa
 
 
 def found(server: LlamaServer, text: str | list[int], slot: int) -> int:
-    """Return the number of prompt tokens found in the cache."""
+    """Return the number of prompt tokens that were found in the cache."""
     answer = server.post("/completion", {"prompt": text, "n_predict": 1, "temperature": 0.0, "id_slot": slot})
     return int(answer["timings"]["cache_n"])
 
@@ -184,7 +195,7 @@ def test_shifted_cells_are_not_shared(real: Real, model: Path, tmp_path: Path) -
             del held[kept : kept + 64]
         assert found(server, held[:200], 0) > kept  # the slot itself uses them, as in upstream
         assert 0 < found(server, held[:200], 1) <= kept
-        # cells computed afterwards can be shared
+        # cells that are computed afterwards can be shared
         assert found(server, f"{COMMON} river", 0) == kept
         assert found(server, PROMPTS[0], 2) == common(server, COMMON, PROMPTS[0])
 
@@ -197,7 +208,7 @@ def test_cells_of_other_lora_are_not_shared(real: Real, model: Path, tmp_path: P
         server.http.post("/lora-adapters", json=[{"id": 0, "scale": 0.0}]).raise_for_status()
         assert found(server, f"{COMMON} river", 0) > 100  # the slot itself uses them, as in upstream
         assert found(server, PROMPTS[1], 2) == 0
-        assert found(server, PROMPTS[2], 3) > 100  # from slot 2
+        assert found(server, PROMPTS[2], 3) > 100  # shared with slot 2
 
 
 def test_cells_from_file_are_not_shared(real: Real, model: Path, tmp_path: Path) -> None:
@@ -220,7 +231,10 @@ def test_checkpoints_after_prefix_are_kept(real: Real, tmp_path: Path) -> None:
 
 
 def test_draft_without_cells_for_shared_prefix(real: Real, model: Path, tmp_path: Path) -> None:
-    """Load the draft while three slots generate. It is full before the target, and the slots continue without it."""
+    """Load the draft model while three slots generate.
+
+    Its cells are full before the target's, and the slots continue without it.
+    """
     draft = ("-md", model, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--draft-lazy")
     args = ("-c", "4096", "-np", "3", "--kv-unified", "--kv-dynamic", "--no-warmup", *KEEP, *draft, FLAG)
     long = prompt(1, 1165)
@@ -234,7 +248,10 @@ def test_draft_without_cells_for_shared_prefix(real: Real, model: Path, tmp_path
 
 
 def test_draft_catches_up_in_part(real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a prompt of several batches, whose last batch finds no cells. The draft skips the following tokens."""
+    """Use a prompt of several batches, of which the last one finds no cells.
+
+    The draft model skips the tokens after it.
+    """
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
     draft = ("-md", model, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--draft-lazy")
     args = ("-c", "4096", "-np", "3", "--kv-unified", "--no-warmup", "-b", "64", "-ub", "64", *KEEP, *draft)
@@ -255,7 +272,10 @@ SHIFTING = ("--kv-unified-per-slot", "512", "--context-shift")
 
 
 def test_waiting_slot_spares_shifting_slot(real: Real, model: Path, tmp_path: Path) -> None:
-    """Let the waiting slot share a prefix of the shifting slot. It releases the prefix for unshared cells."""
+    """Let the waiting slot share the beginning of the slot that shifts.
+
+    It gives up these cells, so that they are not shared.
+    """
     common = prompt(1, 100)
     texts = [prompt(2, 400), f"{common} stone {prompt(5, 365)}", f"{common} river {prompt(6, 200)}"]
     with serving(real, model, tmp_path / "log", *FULL, *SHIFTING) as server:
@@ -277,14 +297,17 @@ def test_idle_slots_yield_to_shifting_slot(real: Real, model: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma2-dense"])
 def test_waiting_slot_releases_unused_cells(real: Real, toy: str, tmp_path: Path) -> None:
-    """Expect that the waiting slot starts after the other slot's cells are freed, and does not hold them itself."""
+    """Expect that the waiting slot starts after the cells of the other slot are freed.
+
+    It must not keep these cells itself.
+    """
     common, long = prompt(1, 100), 2000
     args = [arg if arg != "1024" else "4096" for arg in FULL]
     with (
         serving(real, real.text_model(toy), tmp_path / "log", *args, "--kv-dynamic") as server,
         ThreadPoolExecutor() as pool,
     ):
-        completion(server, common, 1, id_slot=0)  # creates a checkpoint
+        completion(server, common, 1, id_slot=0)  # this makes a checkpoint
         donor = pool.submit(completion, server, f"{common} stone {prompt(3, 2500)}", 600, id_slot=0)
         until(lambda: generated(server, 0))
         other = pool.submit(completion, server, prompt(2, 80), long, id_slot=2)
@@ -301,9 +324,9 @@ def test_waiting_slot_releases_unused_cells(real: Real, toy: str, tmp_path: Path
 
 
 def test_waiting_slot_keeps_own_cells(real: Real, tmp_path: Path) -> None:
-    """Let a slot wait with cells of its last turn and shared cells.
+    """Let a slot wait that has cells of its last turn and shared cells.
 
-    It releases only the cells acquired for this turn.
+    It must free only the cells that it got for this turn.
     """
     common, own = prompt(1, 100), prompt(4, 300)
     args = [arg if arg != "1024" else "4096" for arg in FULL]

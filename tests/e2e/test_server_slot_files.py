@@ -1,4 +1,7 @@
-"""Test slot files that a server with another cache wrote: converted, or refused with the reason."""
+"""Test slot files that a server with another kind of cache wrote.
+
+They must be converted, or refused with the reason.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def test_slot_file_of_other_rotation_is_converted(
 def test_slot_file_that_cannot_be_read_is_invalid(
     real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]
 ) -> None:
-    """Expect that memory is not named as the reason, although a dynamic cache could still allocate some."""
+    """Expect that the error does not name memory as the reason, although a dynamic cache could allocate more."""
     args = (*ONE, "--slot-save-path", tmp_path)
     with serving(real, model, tmp_path / "writer", *args, "-fa", "off") as server:
         completion(server, TEXT, 0)

@@ -1,4 +1,7 @@
-"""Test the draft of a running server: unloaded, loaded, swapped with the projector, always with the same text."""
+"""Test the draft model of a running server: unload it, load it, and exchange it for the projector.
+
+The text must stay the same.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,12 @@ NGRAM = ("--spec-ngram-simple-size-n", "1", "--spec-ngram-simple-size-m", "6")
 
 @pytest.mark.parametrize("kinds", ["draft-simple", "draft-simple,ngram-simple"])
 def test_redecoded_tokens_are_equal(real: Real, kinds: str, tmp_path: Path) -> None:
-    """Use a target that cannot roll back: it decodes accepted tokens again, also after a draft of another kind."""
+    """Use a target that cannot remove tokens. It decodes accepted tokens again, even after drafts of another kind."""
     model = real.text_model("qwen35-dense")
     other = models.text_model(
         real.toys / "qwen35-dense.gguf", real.tree / "models" / models.VOCABULARY, tmp_path, seed=2
     )
-    text, few = prompt(1, 100), {"grammar": "root ::= [a-d]*"}  # repeated n-grams
+    text, few = prompt(1, 100), {"grammar": "root ::= [a-d]*"}  # with this grammar, n-grams are repeated
     with serving(real, model, tmp_path / "log", *ONE) as server:
         expected = completion(server, text, 400, **few)["content"]
     args = ("-md", other, "--spec-type", kinds, "--spec-draft-n-max", "4", *NGRAM, *ONE)
@@ -67,7 +70,10 @@ def test_loaded_draft_catches_up(real: Real, model: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma2-dense", "qwen35-dense"])
 def test_cached_prompts_with_and_without_draft(real: Real, toy: str, tmp_path: Path) -> None:
-    """Save prompts with a draft and restore them without, and vice versa; with checkpoints if the model needs them."""
+    """Save prompts with a draft model and restore them without it, and vice versa.
+
+    Use checkpoints if the model needs them.
+    """
     model = real.text_model(toy)
     texts = [prompt(seed, 200) for seed in (1, 2, 3)]
     args = ("-c", "2048", "-np", "1", "--cache-ram", "100", "--slot-prompt-similarity", "0.5")
@@ -93,7 +99,10 @@ def test_cached_prompts_with_and_without_draft(real: Real, toy: str, tmp_path: P
 
 @pytest.mark.parametrize("toy", ["gemma2-dense", "qwen35-dense"])
 def test_checkpoint_without_draft(real: Real, toy: str, tmp_path: Path) -> None:
-    """Restore the checkpoint when the draft has processed more than it holds, and cannot roll back."""
+    """Restore a checkpoint after the draft model has processed more tokens than the checkpoint has.
+
+    It cannot remove tokens.
+    """
     model = real.text_model(toy)
     text = prompt(1, 300)
     with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy") as server:
@@ -117,7 +126,7 @@ def test_unload_releases_memory(real: Real, model: Path, tmp_path: Path) -> None
             assert accepted(completion(server, prompt(1, 300), 50, cache_prompt=False)) is not None
             return taken
 
-        use()  # memory that remains: threads, code, buffers of the client
+        use()  # the first use allocates memory that stays: threads, code, buffers of the client
         act(server, "unload")
         before = resident(server)
         for _ in range(5):
@@ -143,7 +152,7 @@ def test_wrong_draft_file_is_refused(real: Real, lazy: Lazy) -> None:
         assert "not a GGUF file, or truncated" in lazy.fails()
     lazy.file.write_bytes(lazy.whole[:-1000])
     assert "truncated, " in lazy.fails()
-    lazy.file.write_bytes((real.toys / "llama-dense.gguf").read_bytes())  # another vocabulary
+    lazy.file.write_bytes((real.toys / "llama-dense.gguf").read_bytes())  # this model has another vocabulary
     assert "vocab type must match" in lazy.fails()
     lazy.file.write_bytes(lazy.whole.replace(b"llama", b"lloma"))
     assert "see its log" in lazy.fails()

@@ -1,4 +1,7 @@
-"""Test --draft-lazy-auto: the first request that can use a draft loads it; it is unloaded without users."""
+"""Test --draft-lazy-auto: the first request that can use the draft model loads it.
+
+It is unloaded when nothing uses it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def test_first_text_loads_draft(real: Real, model: Path, tmp_path: Path) -> None
     with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy-auto", "1") as server:
         assert json.loads(server.get("/props"))["speculative"] == "unloaded"
         completion(server, text, 0)
-        assert state(server) == "unloaded"  # that request cannot use a draft
+        assert state(server) == "unloaded"  # that request cannot use a draft model
         for _ in range(2):
             answer = completion(server, text, 40)
             assert (answer["content"], accepted(answer)) == (expected, 1)
@@ -49,7 +52,7 @@ def test_text_without_loadable_draft(lazy_auto: Lazy) -> None:
     assert accepted(completion(server, text, 20)) is None
     until_logged(server, "no drafts for now: failed to load")
     lazy_auto.file.write_bytes(lazy_auto.whole)
-    assert accepted(completion(server, text, 20)) is None  # the load is not tried with each request
+    assert accepted(completion(server, text, 20)) is None  # loading is not tried again with each request
     act(server, "load")
     assert accepted(completion(server, text, 20)) == 1
 
@@ -69,7 +72,7 @@ def test_wakeup_does_not_load_draft(real: Real, model: Path, tmp_path: Path) -> 
         until_it_is("unloaded", server)
         assert json.loads(server.get("/props"))["is_sleeping"]
 
-        def is_loaded() -> bool:  # until the server sleeps
+        def is_loaded() -> bool:  # called until the server sleeps
             assert completion(server, "Once", 20)["content"] == expected
             return bool(json.loads(server.get("/health")) == {"status": "ok", "speculative": "loaded"})
 

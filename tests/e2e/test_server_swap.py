@@ -1,4 +1,7 @@
-"""Test a swap of projector and draft whose client disconnects, and a server that wakes up without their files."""
+"""Test an exchange of projector and draft model whose client disconnects.
+
+Also test a server that wakes up and no longer finds the files of both.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from tests.e2e.speculative import DRAFT, ONE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the slow library is linked by Linux's rules")
 
-# A server notices a disconnected client after a second, and performs the request between two batches.
+# Make batches slow. A server notices after a second that a client disconnected, and does the exchange between two
+# batches.
 SLOW = broken.Edit(
     "src/llama-kv-dynamic.cpp",
     "has_memory = copies.finish_update();",
@@ -89,5 +93,5 @@ def test_missing_files_at_wakeup_stay_unloaded(real: Real, model: Path, mmproj: 
         part(server, "speculative", "load")
         assert completion(server, prompt(1, 20), 8)["content"] == expected
         until(lambda: server.http.get("/props").json()["is_sleeping"])
-        # again, if the server already sleeps
+        # repeat, in case the server sleeps again
         until(lambda: completion(server, prompt(1, 20), 8)["content"] == expected and len(loaded(server)) == 2)

@@ -1,4 +1,4 @@
-"""Test an exception in the middle of a batch: every token keeps its cells, and the server continues."""
+"""Test an exception in the middle of a batch. Every token keeps its cells, and the server continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.e2e.speculative import CLEAR
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the library that throws is linked by Linux's rules")
 
-FILE = "KV_THROWS"  # the server throws while this file exists
+FILE = "KV_THROWS"  # while this file exists, the server throws an exception
 
 
 def failing(how: str, then: str) -> str:
@@ -29,7 +29,7 @@ def failing(how: str, then: str) -> str:
 
 THROW = 'throw std::runtime_error("failed to allocate compute pp buffers")'
 
-# like sched_reserve(), and a vector for a checkpoint
+# Throw as sched_reserve() and the vector of a checkpoint can.
 DECODE = broken.Edit(
     "src/llama-context.cpp",
     "output_swaps.clear();",
@@ -42,7 +42,7 @@ CHECKPOINT = broken.Edit(
     failing("throw std::bad_alloc()", "ctx->synchronize();"),
     after="size_t llama_state_seq_get_data_ext(",
 )
-# one batch, without a part of a waiting request
+# Throw once in a batch that has no part of a waiting request.
 ONCE = [
     broken.Edit(
         "src/llama-context.cpp",
@@ -111,7 +111,7 @@ def test_request_continues_without_checkpoint(
         assert completion(server, text, 8, id_slot=0)["content"] == expected["content"]
         until_logged(server, "no memory for a context checkpoint")
         now.unlink()
-        other = f"{prompt(3, 400)} {prompt(4, 100)}"  # needs an older checkpoint, or none
+        other = f"{prompt(3, 400)} {prompt(4, 100)}"  # this text needs an older checkpoint, or none
         expected = completion(server, other, 8, id_slot=1)
         assert completion(server, other, 8, id_slot=0)["content"] == expected["content"]
 

@@ -1,4 +1,4 @@
-"""Test completions that share the cells of one prompt, far beyond the window of a cache."""
+"""Test completions that share the cells of one prompt, and continue far beyond the window of a cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Test `kvtool top` with a working llama-server: it agrees with the server and the system, also in a terminal."""
+"""Test `kvtool top` with a real llama-server.
+
+Its numbers must agree with the server and the system, in a terminal, too.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def test_numbers_agree_with_server_and_system(real: Real, large_cell_model: Path
         for slot_id in (
             0,
             1,
-            # other memory of a context, and the first cells, which are committed before their use
+            # other memory of the context, and the first cells, which are allocated before they are used
         ):
             completion(server, prompt(slot_id, 240), 4, id_slot=slot_id)
         before, taken = look(server)["memory"][0], resident(server)
@@ -58,7 +61,7 @@ def test_numbers_agree_with_server_and_system(real: Real, large_cell_model: Path
             assert (slot["cells"], slot["phase"]) == (said["n_prompt_tokens"], "idle")
         assert sum(slot["cells"] for slot in seen["slots"]) == memory["cells_used"] > 1000
 
-        # the compute buffers grow with the number of cells, too
+        # the compute buffers also grow with the number of cells
         grown, committed = resident(server) - taken, memory["committed_bytes"] - before["committed_bytes"]
         assert committed >= 64 * MIB and abs(grown - committed) < 16 * MIB
         for slot_id in (0, 1):
@@ -91,7 +94,7 @@ def test_sleeping_server_is_not_woken(real: Real, model: Path, tmp_path: Path) -
             assert (seen.state, seen.slots) == (State.ASLEEP, ())
             assert seen.memory[0].committed_bytes == 0 and seen.memory[0].grow_total
 
-        def awake() -> bool:  # for a second after the request
+        def awake() -> bool:  # this is true for a second after the request
             completion(running, prompt(1, 300), 4, id_slot=0)
             seen = server.read()
             return seen.state == State.AWAKE and any(slot.cells > 300 for slot in seen.slots or ())

@@ -1,4 +1,4 @@
-"""Test kvtool verify with all toy models, the usual programs, and the memory of a large context."""
+"""Test kvtool verify with all test models, the usual programs, and the memory of a large context."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kvtool.verify.devices import IN_MEMORY
 from tests.e2e.conftest import ROOT, Real, kvtool
 
 CLASSES = {"plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA"}
-# --quick runs one or two models of each memory class. These have all checks, also without flash attention. The others
-# have the checks that may depend on an architecture; at night they have all checks (ci/nightly.sh full). Without flash
-# attention, an architecture changes only the reads of its graph. Operations that move cells depend on the layout, which
-# the classes cover.
+# --quick runs one or two models of each memory class (kind of cache). They run all checks, with and without flash
+# attention. The other models run only the checks that may depend on the architecture. At night, all models run all
+# checks (ci/nightly.sh full). Without flash attention, an architecture changes only how its graph reads the cells.
+# Operations that move cells depend on the layout of the cells, and the memory classes cover all layouts.
 IN_FULL = {"deepseek2-moe", "minimax-m3-moe"}
 FEW, FEW_OFF = "prompt,generate,copy,shift,state-self,div", "prompt,generate"
 
@@ -33,7 +33,7 @@ def shorter(check: checks.Check) -> checks.Check:
 
 @pytest.fixture(scope="module")
 def kv_checks(real: Real, quick: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return kv-check's findings for all toy models. Results of --quick are reused."""
+    """Return the findings of kv-check for all test models. Results of --quick are used again."""
     known = [found for found in quick[1]["findings"] if found["kind"] == "kv-check"]
     ids = {found["id"] for found in known}
     toys = sorted(real.toys.glob("*.gguf"))
@@ -65,7 +65,7 @@ def test_completion_and_server_texts_are_equal(quick: tuple[int, dict[str, Any]]
     texts = [f for f in quick[1]["findings"] if f["kind"] in ("completion", "server")]
     assert {f["status"] for f in texts} == {"same"}
     assert {f["id"] for f in texts} >= {"completion/llama-dense", "server/qwen35-dense/single"}
-    # both kinds of growth: for the prompt, and during generation
+    # the cache must grow for the prompt, and again while text is generated
     assert all(len(f["details"]["growths"]) >= 2 for f in texts)
 
 
@@ -100,7 +100,7 @@ def test_enough_toys_grew(kv_checks: list[dict[str, Any]]) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("toy", ["llama-dense", "qwen35-dense", "gemma3-dense"])
 def test_long_run_of_common_classes(real: Real, toy: str) -> None:
-    """Run the checks of `make verify`: more splits of batches, and more than twice the cells."""
+    """Run the checks of `make verify`. They divide batches in more ways, and use more than twice as many cells."""
     code, found = kvtool("verify", "--models", toy, "--bin", str(real.bin))
     assert (code, [f"{f['id']}: {f['reason']}" for f in found["findings"] if f["outcome"] == "failed"]) == (0, [])
     assert any(f["id"].endswith("/fa-on") and f["grown"] for f in found["findings"])

@@ -1,4 +1,4 @@
-"""Run kvtool on real git repositories. Failed asserts in helper modules show their values, like those in tests."""
+"""Test kvtool with real git repositories. If an assert in a helper module fails, it shows its values as in a test."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Provide an applied tree, a rebase that stops at a conflict, and a git that kills kvtool."""
+"""Provide a tree with the patches applied, a rebase that stops at a conflict, and a git that kills kvtool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def applied(project: Tiny, kvtool: Any) -> Tiny:
 
 @pytest.fixture
 def stopped(applied: Tiny, kvtool: Any) -> Tiny:
-    """Prepare a project whose rebase onto v3 stops at `block`. `more` changes the lines of `block`; `tail` applies."""
+    """Return a project whose rebase onto v3 stops at the patch `block`.
+
+    The patch `more` changes lines of `block`, and the patch `tail` applies.
+    """
     applied.add_patch("block", ("src/a.cpp", "x + 4;\n", "x + 4;\n    one();\n    mid();\n    last();\n"))
     applied.add_patch("more", ("src/a.cpp", "mid();", "mid(1);"))
     applied.add_patch("tail", ("src/a.cpp", "x + 6;", "x + 6 + 1;"))

@@ -10,7 +10,7 @@ def change_series(project: Tiny) -> None:
 
 
 def edit(project: Tiny, path: str, old: str, new: str, message: str) -> None:
-    """Replace text in a file of the patched tree, and commit."""
+    """Replace a text in a file of the patched tree, and commit."""
     file = project.tree / path
     text = file.read_text()
     assert text.count(old) == 1

@@ -23,14 +23,14 @@ def cached_refs(tmp_path: Path) -> list[str]:
 
 
 def assert_clean(tmp_path: Path) -> None:
-    """Assert that no temporary file is left."""
+    """Assert that no temporary file and no ref is left."""
     assert cached_refs(tmp_path) == []
     left = cache_of(tmp_path) / "kvtool-tmp"
     assert not left.exists() or not list(left.iterdir())
 
 
 def fake(tmp_path: Path, monkeypatch, name: str, script: str) -> None:
-    """Put a fake program at the front of PATH."""
+    """Put an imitated program in front of PATH."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
     (folder / name).write_text("#!/bin/sh\n" + script)

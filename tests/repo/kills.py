@@ -1,9 +1,9 @@
 """Kill kvtool at chosen moments.
 
-A fake git kills kvtool (and itself) at its n-th call, before or after the call. The tests thus try the states that a
-kill between two git calls can leave. A sample of these states keeps the suite quick; KILL_ALL=1 tries every state. Then
-each command is killed at random times, a few times in the suite. KVTOOL_KILLS=N kills each command N times; KVTOOL_SEED
-chooses other times.
+An imitated git kills kvtool and itself at its n-th call, before or after the call. So the tests cover the states that a
+kill between two calls of git can leave. Only some of these states are tested, to save time; KILL_ALL=1 tests all of
+them. Then each command is killed at random times. KVTOOL_KILLS=N kills each command N times (4 by default), and
+KVTOOL_SEED chooses other times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="the fake git is a shell script")
 
-# read at import, because the tests' environment has no settings of kvtool
+# read when the module is imported, because the tests later remove kvtool's settings from the environment
 KILLS = int(os.environ.get("KVTOOL_KILLS", "4"))
 SEED = int(os.environ.get("KVTOOL_SEED", "1"))
 
@@ -36,14 +36,14 @@ exec {git} "$@"
 
 
 def moments(calls: int) -> list[tuple[int, str]]:
-    """Return the number of a git call and "before" or "after", for each kill."""
+    """Return the moments of the kills: the number of a call of git, and "before" or "after"."""
     every = [(at, when) for at in range(1, calls + 1) for when in ("before", "after")]
-    # an odd step, so that both sides are sampled
+    # the step is odd, so that both "before" and "after" occur
     return every if os.environ.get("KILL_ALL") else every[:: max(1, len(every) // 10) | 1]
 
 
 class Killer:
-    """Run kvtool with a git that counts its calls and kills kvtool at a given call."""
+    """Run kvtool with a git that counts its calls, and that kills kvtool at a given call."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -58,7 +58,7 @@ class Killer:
         return subprocess.run([sys.executable, "-m", "kvtool", *args], env=env, capture_output=True).returncode
 
     def calls(self, *args: str) -> int:
-        """Return the number of git calls that the command makes."""
+        """Return the number of calls of git that a command makes."""
         assert self.run(*args) == 0
         return len(self.counter.read_text())
 
@@ -70,9 +70,9 @@ def restore(what: Path, saved: Path) -> None:
 
 
 def kill_family(pid: int) -> None:
-    """Kill a process and all of its children, like a power cut."""
+    """Kill a process and all of its children, as a power failure would."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)  # otherwise it could start another process during the listing
+        os.kill(pid, signal.SIGSTOP)  # stop it first, so that it cannot start another process in the meantime
     listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout.split()
     pairs = list(zip(map(int, listed[::2]), map(int, listed[1::2]), strict=True))
     family = [pid]

@@ -23,7 +23,7 @@ FILES = ("src/a.cpp", "src/b.h", "src/tool.py", "docs/notes.txt")
 
 @dataclass
 class Case:
-    """One random case. lines: the number of lines that were made so far."""
+    """Hold one random case. `made` is the number of lines that were made so far."""
 
     chance: random.Random
     made: int = 0
@@ -42,7 +42,7 @@ class Case:
         return self.chance.choice(kinds) if path.endswith((".cpp", ".h")) else f"    item_{n} = {n}"
 
     def upstream(self) -> dict[str, list[str]]:
-        """Return the first upstream: functions with some equal and some unique lines."""
+        """Return the first version of upstream: functions with some equal lines and some unique lines."""
         files: dict[str, list[str]] = {}
         for path in FILES:
             rows = ["#include <x.h>", ""]
@@ -56,7 +56,7 @@ class Case:
         return files
 
     def edit(self, path: str, rows: list[str]) -> list[str]:
-        """Return the rows with one random edit."""
+        """Return the lines with one random edit."""
         rows, at = list(rows), self.chance.randrange(1, max(len(rows) - 1, 2))
         kind = self.chance.random()
         if kind < 0.55:
@@ -68,7 +68,7 @@ class Case:
         return rows
 
     def series(self, files: dict[str, list[str]]) -> None:
-        """Make some patches on top of each other."""
+        """Make some patches, each on top of the one before."""
         for _ in range(self.chance.randint(1, 4)):
             files = dict(files)
             for path in self.chance.sample(FILES, self.chance.randint(1, 2)):
@@ -77,7 +77,7 @@ class Case:
             self.patches.append(files)
 
     def spoil(self, row: str) -> str:
-        """Return a row with other white space."""
+        """Return a line with other white space."""
         ways = [
             row + " ",
             row.replace(" = ", "  = "),
@@ -88,7 +88,7 @@ class Case:
         return self.chance.choice(ways)
 
     def take(self, base: dict[str, list[str]], files: dict[str, list[str]]) -> dict[str, list[str]]:
-        """Return the upstream after it took a part of a patch, perhaps in another form or at another place."""
+        """Return the upstream after it took over a part of a patch, perhaps changed or at another place."""
         mine = self.chance.choice(self.patches)
         files = dict(files)
         for path in FILES:
@@ -106,7 +106,7 @@ class Case:
         return files
 
     def newer(self, files: dict[str, list[str]]) -> dict[str, list[str]]:
-        """Return the newer upstream."""
+        """Return the newer version of upstream."""
         base = files
         if self.chance.random() < 0.6:
             files = self.take(base, files)
@@ -118,7 +118,7 @@ class Case:
                 files[path] = [row.replace("    ", "  ") for row in files[path]]
             if self.chance.random() < 0.02:
                 files[path] = [row + "\r" for row in files[path]]
-            if self.chance.random() < 0.1:  # a block is moved
+            if self.chance.random() < 0.1:  # move a block of lines
                 start = self.chance.randrange(len(files[path]))
                 block = files[path][start : start + 6]
                 del files[path][start : start + 6]
@@ -130,7 +130,7 @@ class Case:
 
 
 class Repository:
-    """A bare repository into which trees are written."""
+    """Hold a bare repository into which trees are written."""
 
     def __init__(self, place: Path) -> None:
         self.git = Scratch.create(place / "repo.git")
@@ -158,7 +158,7 @@ def counts(files: dict[str, list[str]]) -> Counter[bytes]:
 
 
 def check(seed: int, place: Path) -> tuple[Counter[str], list[str]]:
-    """Return the outcomes of one seed and its violations."""
+    """Return the outcomes of the patches for one seed, and the rules that were violated."""
     case = Case(random.Random(seed))
     base = case.upstream()
     case.series(base)
@@ -196,7 +196,7 @@ def check(seed: int, place: Path) -> tuple[Counter[str], list[str]]:
 
 
 def _changed_lines(repo: Repository, origin: Commit) -> tuple[Counter[bytes], Counter[bytes]]:
-    """Return how often a patch adds and removes each line, white space aside."""
+    """Return how often a patch adds and removes each line. White space is ignored."""
     old, new = counts(repo.read(origin.parent)), counts(repo.read(origin.id))
     return new - old, old - new
 
@@ -227,7 +227,7 @@ def _missing(repo: Repository, origin: Commit, before: Counter[bytes], after: Co
 
 
 def _written(repo: Repository, builder: Builder, where: str) -> list[str]:
-    """Apply the commit as a patch with one line of context to its parent, as kvtool apply does."""
+    """Check a commit as kvtool apply would: apply it to its parent as a patch with one line of context."""
     head = builder.commit
     parent = repo.git.resolve(f"{head}^")
     if parent is None or repo.git.resolve(f"{parent}^{{tree}}") == builder.tree:
@@ -240,7 +240,7 @@ def _written(repo: Repository, builder: Builder, where: str) -> list[str]:
 
 
 def run(first: int, count: int) -> tuple[Counter[str], list[str]]:
-    """Check some seeds."""
+    """Check some seeds. Return the outcomes and the violations."""
     outcomes, violations = Counter[str](), list[str]()
     for seed in range(first, first + count):
         with tempfile.TemporaryDirectory(prefix="kvtool-random-") as name:
@@ -251,7 +251,7 @@ def run(first: int, count: int) -> tuple[Counter[str], list[str]]:
 
 
 def main() -> int:
-    """Print the outcomes and every violation; the exit code is 1 if there are any."""
+    """Print the outcomes and every violation. The exit code is 1 if there is a violation."""
     first, count = (
         (int(word) for word in (*sys.argv[1:], "0", "1000")[:2]) if len(sys.argv) != 2 else (int(sys.argv[1]), 1)
     )

@@ -1,4 +1,4 @@
-"""Create upstream tags and resolve conflicts, for the tests of kvtool rebase."""
+"""Make upstream tags and resolve conflicts, for the tests of kvtool rebase."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from tests.conftest import Tiny, git
 
 
 def release(project: Tiny, tag: str, *edits: tuple[str, str, str], lock: bool = True) -> str:
-    """Tag a new upstream on top of the last tag, with edits (path, old, new), and add it to the lock if `lock`."""
+    """Make a new upstream tag with the edits (path, old, new) on top of the last one.
+
+    lock: also add the tag to upstream.lock
+    """
     for path, old, new in edits:
         file = project.upstream / path
         text = file.read_text()
@@ -35,7 +38,7 @@ def outcomes(ran: Any) -> dict[str, str]:
 
 
 def everything(project: Tiny) -> dict[str, bytes]:
-    """Return all files of the project, except the tree's git repository, and the commits of its branches."""
+    """Return all files of the project and the commits of the tree's branches. The tree's .git is left out."""
     found = {
         str(p.relative_to(project.root)): p.read_bytes()
         for p in sorted(project.root.rglob("*"))
@@ -53,14 +56,14 @@ BLOCK = ("src/a.cpp", "x + 44;\n", "x + 44;\n    one();\n    mid();\n    last();
 
 
 def resolve(project: Tiny, path: str, old: str, new: str) -> None:
-    """Resolve a conflict as a user does: write upstream's file with `old` replaced."""
+    """Resolve a conflict as a user would: write upstream's file with `old` replaced by `new`."""
     upstream = git(project.tree, "show", f"HEAD:{path}", strip=False)
     assert upstream.count(old) == 1
     (project.tree / path).write_text(upstream.replace(old, new))
 
 
 def finished(project: Tiny, kvtool: Any) -> None:
-    """Assert that the rebase is complete: all files name v3, and a second run changes nothing."""
+    """Assert that the rebase is complete: all files are for v3, and a second run changes nothing."""
     assert current(project) == "v3"
     assert kvtool("status", "--json").json["state"] == "clean"
     assert kvtool("export", "--check").code == 0

@@ -90,7 +90,7 @@ def test_safe_directory_setting_is_used(project: Tiny, kvtool, tmp_path: Path, m
 
 @pytest.mark.parametrize("there", [False, True], ids=["dangling", "empty"])
 def test_tree_may_be_symlink(project: Tiny, kvtool, tmp_path, there: bool) -> None:
-    """Use a link to a larger disk. Both names mean the same tree."""
+    """Let the tree be a link to a folder on a larger disk. Both paths mean the same tree."""
     place = tmp_path / "large disk" / "llama"
     if there:
         place.mkdir(parents=True)
@@ -135,7 +135,7 @@ def test_other_tag_reuses_tree_directory(project: Tiny, kvtool) -> None:
     ran = kvtool("apply", "v2", "--json")
     assert (ran.code, ran.json["tag"]) == (0, "v2")
     assert "x + 88" in (project.tree / "src/a.cpp").read_text()
-    # v2 was requested, so the lock's v1 does not make the tree stale
+    # the user asked for v2, so the tree stays valid although the lock has v1
     assert kvtool("status", "--json").json["state"] == "clean"
     assert kvtool("apply", "--json").json["tag"] == "v1"
     assert kvtool("status", "--json").json["state"] == "clean"
@@ -151,7 +151,10 @@ def test_from_and_until_skip_a_patch(project: Tiny, kvtool) -> None:
 
 
 def test_other_upstream_gets_moved_patches(project: Tiny, kvtool) -> None:
-    """Use an upstream that re-aligned a line near one patch; then change and export the other patch there."""
+    """Use an upstream that changed only white space in a line near one patch.
+
+    Then change and export the other patch there.
+    """
     release(project, "v3", ("src/b.h", "    bool one;\n", "    bool   one;\n"))
     before = project.snapshot()
     ran = kvtool("apply", "v3", "--json")
@@ -218,7 +221,7 @@ def test_failed_hunks_are_named(project: Tiny, kvtool) -> None:
     ],
 )
 def test_git_failure_is_not_conflict(applied: Tiny, kvtool, tmp_path, monkeypatch, how: str, code: str) -> None:
-    """Use a full disk, or a git that the system killed because memory was low."""
+    """Let the disk be full, or let the system kill git because memory is low."""
     (applied.root / "cpp/src/new.cpp").write_text("int newer;\n")
     fake(tmp_path, monkeypatch, "git", f'case " $* " in *" apply "*) {how};; esac\nexec {shutil.which("git")} "$@"\n')
     ran = kvtool("apply", "--json")
@@ -251,7 +254,7 @@ def test_hunk_in_other_function_is_shown(project: Tiny, kvtool) -> None:
     path = project.root / "patches/drift.patch"
     text = path.read_text()
     assert "function_5" in text
-    # written for another file and another result
+    # the ids are those of another file and another result
     text = re.sub(r"^index .{40}\.\..{40}", f"index {'1' * 40}..{'2' * 40}", text, flags=re.MULTILINE)
     path.write_text(text.replace("int function_5(int x) {", "int function_6(int x) {"))
     ran = kvtool("apply", "--json")

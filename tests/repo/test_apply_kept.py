@@ -1,4 +1,4 @@
-"""Test that kvtool apply keeps the user's edits, files, commits and directories."""
+"""Test that kvtool apply keeps the user's edits, files, commits and folders."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_ignored_file_leaves_tree_clean(project: Tiny, kvtool) -> None:
 
 @pytest.fixture(params=["core.excludesFile", "the usual place"])
 def ignored_everywhere(request: pytest.FixtureRequest) -> None:
-    """Let the user's own git ignore notes* in every repository."""
+    """Let the user's configuration of git ignore notes* in every repository."""
     if request.param == "core.excludesFile":
         write_files(Path.home(), {"my-ignore": "notes*\n"})
         git(Path.home(), "config", "--global", "core.excludesFile", "~/my-ignore")

@@ -1,4 +1,4 @@
-"""Test kvtool bisect over the lock's upstreams, and commit by commit under the real git bisect run."""
+"""Test kvtool bisect with the tags of the lock, and with single commits as git bisect run calls it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from tests.conftest import Tiny, git
 
 
 def found(verdicts: str) -> tuple[str, str, str, int]:
-    """Return (last good, first bad, suspects, number of trials) for verdicts with a letter per upstream (g, b, s)."""
+    """Return the last good tag, the first bad tag, the suspects and the number of trials.
+
+    verdicts: one letter for each upstream tag: g (good), b (bad) or s (skip)
+    """
     words = {"g": Verdict.GOOD, "b": Verdict.BAD, "s": Verdict.SKIP}
     tags = [f"{n:02}" for n in range(len(verdicts))]
     asked: list[str] = []
@@ -50,7 +53,7 @@ def test_skipped_upstream_is_suspect() -> None:
 
 @pytest.fixture
 def long(project: Tiny) -> Tiny:
-    """Add upstreams v1 to v9. v5 changes the lines of the patch `use`, and v8 those of `flag`."""
+    """Add the upstream tags v1 to v9. v5 changes lines of the patch `use`, and v8 changes lines of the patch `flag`."""
     for number in range(3, 10):
         source = project.upstream / "src/a.cpp"
         text = source.read_text() + f"// {number}\n"

@@ -1,4 +1,4 @@
-"""Test kvtool build with the real CMake, ninja and compiler on a tiny tree that looks like llama.cpp."""
+"""Test kvtool build with the real CMake, ninja and compiler, on a tiny tree that looks like llama.cpp."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Run = Callable[..., dict[str, Any]]
 
 
 def write_tree(root: Path) -> Path:
-    """Create a tree with two of llama.cpp's programs, and without the other default targets."""
+    """Make a tree that has two of llama.cpp's programs, but not the other default targets."""
     files = {
         "CMakeLists.txt": CMAKE,
         "include/tiny.h": HEADER,
@@ -76,12 +76,15 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `kvtool build --json` on a tree. Return the document, with the exit code as "exit"."""
+    """Return a function that runs `kvtool build --json` on a tree.
+
+    It returns the JSON document, with the exit code as "exit".
+    """
     project = tmp_path / "project"
     (project / "patches").mkdir(parents=True)
     (project / "patches" / "series.toml").touch()
     monkeypatch.setattr("kvtool.commands.build.require_applied", lambda _project: None)
-    # disable ccache by default, so that every machine runs the same
+    # without ccache, every machine runs the same commands
     monkeypatch.setenv("CCACHE_DISABLE", "1")
 
     def run(tree: Path, *arguments: str) -> dict[str, Any]:
@@ -193,7 +196,7 @@ def test_parallel_build_is_refused(build: Run, tree: Path) -> None:
 def test_ccache_hits_at_other_path(build: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CCACHE_DISABLE")
     monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
-    # upstream compiles its models in batches: generated sources include the real sources by path
+    # upstream compiles its models in batches: a generated source includes the real sources by their path
     first = build(write_tree(tmp_path / "first"), "-D", "BATCHES=ON")
     assert (first["cache_hits"], first["cache_misses"]) == (0, 4)
     elsewhere = tmp_path / "a" / "longer path"
@@ -234,7 +237,7 @@ MISSING = "-D", "SAYS=npm ci failed (1)", "-D", "THEN=no assets available - buil
 
 @pytest.fixture
 def page(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Add a web page to the server of the tree. Call the result with True if this machine has npm."""
+    """Add a web page to the server of the tree. Return a function that sets whether this machine has npm."""
     with (tree / "CMakeLists.txt").open("a") as file:
         file.write(PAGE)
     real = process.which
@@ -284,7 +287,7 @@ def test_npm_failure_is_error_if_requested(build: Run, tree: Path, page: Callabl
 
 @pytest.fixture
 def compiles(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """Add a patch to the tiny project, so that its library compiles."""
+    """Add a patch with which the library of the tiny project compiles."""
     monkeypatch.setenv("CCACHE_DISABLE", "1")
     project.add_patch("declare", ("src/a.cpp", "int function_1(", "int grown();\nint function_1("))
     return project

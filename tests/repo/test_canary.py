@@ -1,4 +1,4 @@
-"""Test each step of kvtool canary, its failure, and the key that stays the same for the same breakage."""
+"""Test each step of kvtool canary, its failures, and the key that stays the same for the same breakage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.repo.fetches import fake
 
 
 def release(project: Tiny, tag: str, *edits: tuple[str, str, str], date: str = "2026-03-01T00:00:00") -> None:
-    """Tag a new upstream with edits (path, old, new). The lock does not list it."""
+    """Make a new upstream tag with the edits (path, old, new). The lock does not list it."""
     for path, old, new in edits:
         file = project.upstream / path
         assert old in file.read_text()
@@ -32,7 +32,10 @@ def release(project: Tiny, tag: str, *edits: tuple[str, str, str], date: str = "
 
 @pytest.fixture
 def good(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """Add a patch to the tiny project, so that it compiles, and replace verify: it fails the checks in FAILING."""
+    """Add a patch with which the tiny project compiles.
+
+    Also replace verify by a function that fails the checks in FAILING.
+    """
     monkeypatch.setenv("CCACHE_DISABLE", "1")
     project.add_patch("declare", ("src/a.cpp", "int function_2(", "int grown();\nint function_2("))
     monkeypatch.setattr(verify, "verify_programs", lambda env, options: verified(env.project, options.mode))
@@ -192,7 +195,7 @@ def test_latest_is_youngest_tag(good: Tiny, kvtool: Any, monkeypatch: pytest.Mon
 
 def test_latest_offline_is_last_of_lock(good: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kvtool("fetch", "v2").code == 0 and kvtool("fetch", "v1").code == 0
-    monkeypatch.delenv("KVTOOL_UPSTREAM")  # the lock's remote does not exist
+    monkeypatch.delenv("KVTOOL_UPSTREAM")  # the remote that the lock names does not exist
     ran = kvtool("canary", "--to", "fetch", "--json")
     assert (ran.code, ran.json["tag"], ran.json["tag_from"]) == (0, "v2", "upstream.lock") and ran.json["tag_why"]
     assert "could not be reached" in kvtool("canary", "--to", "fetch").out

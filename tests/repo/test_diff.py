@@ -1,4 +1,4 @@
-"""Test kvtool diff between two states of the series, named by tag or revision. It changes nothing."""
+"""Test kvtool diff between two states of the series, named by a tag or a revision. It must not change anything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conftest import Tiny, git
 
 @pytest.fixture
 def kept(project: Tiny, kvtool: Any) -> Tiny:
-    """Put the project into its own git repository, two directories down, with the tree applied."""
+    """Put the project into a git repository of its own, two folders below its root, and apply the series."""
     (project.root / ".gitignore").write_text("/llama.cpp/\n")
     git(project.root.parent, "init", "-q", "--separate-git-dir", str(project.root.parent / "history"), ".")
     commit(project, "first")
@@ -103,7 +103,7 @@ def test_code_of_touched_files(kept: Tiny, kvtool: Any) -> None:
 
 
 def test_unusual_line_ends_are_text(kept: Tiny, kvtool: Any) -> None:
-    """Expect that a form feed, a CR and U+2028 end no line of a patch."""
+    """Expect that a form feed, a CR and U+2028 do not end a line of a patch."""
     odd = "    bool odd; // \f a \u2028 b\r\n"
     patch = kept.root / "patches/flag.patch"
     patch.write_bytes(patch.read_bytes().replace(b"+    bool dynamic;\n", f"+{odd}".encode()))
@@ -139,7 +139,7 @@ def test_unknown_names_are_refused(kept: Tiny, kvtool: Any, name: str, says: str
 def test_tags_work_outside_repository(project: Tiny, kvtool: Any) -> None:
     assert kvtool("diff", "v1", "v2", "--json").json["same"] is True
     ran = kvtool("diff", "--json")
-    assert ran.code == 2 and "no git repository" in ran.json["error"]["why"]
+    assert ran.code == 2 and "is not a git repository" in ran.json["error"]["why"]
 
 
 def test_git_settings_do_not_matter(kept: Tiny, kvtool: Any, monkeypatch: Any) -> None:

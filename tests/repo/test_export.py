@@ -1,4 +1,4 @@
-"""Test kvtool export: each commit of the patched tree becomes the right patch or file, byte for byte."""
+"""Test that kvtool export turns each commit of the patched tree into the right patch or file, byte for byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from tests.repo.edits import edit, files
 
 
 def round_trip(project: Tiny, kvtool, tmp_path: Path) -> None:
-    """Assert that the exported series creates the same tree elsewhere, and that a second export changes nothing."""
+    """Assert that the exported series gives the same tree in another folder.
+
+    Also assert that a second export changes nothing.
+    """
     assert kvtool("status", "--json").json["state"] == "clean"
     assert kvtool("export", "--check").code == 0
     assert kvtool("apply", "--tree", tmp_path / "again").code == 0
@@ -71,7 +74,10 @@ def test_fixup_by_id_nested_and_amend(applied: Tiny, kvtool, tmp_path) -> None:
 
 
 def test_multi_line_subject_is_kept(applied: Tiny, kvtool, tmp_path: Path) -> None:
-    """Use a subject that git joins to one line, also in a fixup!. The message keeps its lines."""
+    """Use a subject of several lines, which git joins to one line, even in a fixup!.
+
+    The message must keep its lines.
+    """
     edit(applied, "src/b.h", "bool three;", "bool four;", "feat: four\n- did a\n  - did b\n\nbody")
     for five in ("five", "six"):
         file = applied.tree / "src/b.h"
@@ -86,7 +92,7 @@ def test_multi_line_subject_is_kept(applied: Tiny, kvtool, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("author", ["Foo <>", "a[bot] <1+a[bot]@x.y>", f"{'Ж' * 40} <z@x>", 'A "B, C" D <a@b>'])
 def test_author_is_kept(applied: Tiny, kvtool, tmp_path: Path, author: str) -> None:
-    """Use an author without an address (user.email is empty), and an address that mailers reject."""
+    """Use an author without an address (user.email is empty), and an address that mail programs refuse."""
     edit(applied, "src/b.h", "bool three;", "bool four;", "four")
     git(applied.tree, "commit", "-q", "--amend", "--no-edit", f"--author={author}")
     assert kvtool("export").code == 0
@@ -96,7 +102,7 @@ def test_author_is_kept(applied: Tiny, kvtool, tmp_path: Path, author: str) -> N
 
 @pytest.mark.parametrize("date", ["@0 +0000", "@43200 -1200"])
 def test_date_of_1970_is_kept(applied: Tiny, kvtool, tmp_path: Path, date: str) -> None:
-    """Use dates with so few digits that git reads them as a year."""
+    """Use dates with so few digits that git would read them as a year."""
     edit(applied, "src/b.h", "bool three;", "bool four;", "four")
     git(applied.tree, "commit", "-q", "--amend", "--no-edit", f"--date={date}")
     assert kvtool("export").code == 0
@@ -105,7 +111,7 @@ def test_date_of_1970_is_kept(applied: Tiny, kvtool, tmp_path: Path, date: str) 
 
 
 def test_text_with_late_zeros(applied: Tiny, kvtool, tmp_path: Path) -> None:
-    """Use zeros after the 8000 bytes that git examines to detect a binary file."""
+    """Use zeros that come after the first 8000 bytes. git searches only these for zeros, to detect a binary file."""
     (applied.tree / "src/table.txt").write_bytes(b"0123456789abcde\n" * 600 + b"\0\0\0\0\n")
     git(applied.tree, "add", "-A")
     git(applied.tree, "commit", "-qm", "table")
@@ -125,7 +131,7 @@ def test_non_utf8_file_name(applied: Tiny, kvtool, tmp_path: Path) -> None:
 
 
 def test_latin1_message(applied: Tiny, kvtool, tmp_path: Path) -> None:
-    """Use the bytes of an old terminal. git records Latin-1 when it creates the commit."""
+    """Use the bytes that an old terminal sends. git marks the message as Latin-1 when it makes the commit."""
     edit(applied, "src/b.h", "bool three;", "bool four;", "größer")
     raw = git(applied.tree, "cat-file", "commit", "HEAD", strip=False).encode().replace("ö".encode(), b"\xf6")
     (tmp_path / "raw").write_bytes(raw.replace("ß".encode(), b"\xdf"))
@@ -138,7 +144,7 @@ def test_latin1_message(applied: Tiny, kvtool, tmp_path: Path) -> None:
 
 
 def test_applied_commits_survive_gc(applied: Tiny, kvtool) -> None:
-    """Let git remove the commits that no branch and no reflog contains, as it does after weeks."""
+    """Let git remove the commits that are in no branch and no reflog, as it does after some weeks."""
     git(applied.tree, "commit", "-q", "--amend", "-m", "use: a patch\n\nA word more.")
     git(applied.tree, "reflog", "expire", "--expire=now", "--expire-unreachable=now", "--all")
     git(applied.tree, "gc", "-q", "--prune=now")
@@ -190,7 +196,7 @@ def test_commit_with_patch_and_file(applied: Tiny, kvtool, tmp_path) -> None:
 
 
 def test_new_patch_avoids_existing_files(applied: Tiny, kvtool) -> None:
-    """Use a file that series.toml does not list, and a file that it lists under another id."""
+    """Use a patch file that series.toml does not list, and one that it lists with another id."""
     (applied.root / "patches/Four.patch").write_text("notes of mine\n")
     (applied.root / "patches/use.patch").rename(applied.root / "patches/five.patch")
     with (applied.root / "patches/series.toml").open("a") as series:
@@ -260,7 +266,7 @@ def test_skipped_patch_is_kept(project: Tiny, kvtool, tmp_path) -> None:
 
 @pytest.mark.parametrize("what", ["mode", "binary"])
 def test_change_without_lines_on_other_upstream(project: Tiny, kvtool, what: str) -> None:
-    """Expect that export compares a patch by its changes if the series is not locked to the upstream."""
+    """Expect that export compares a patch by its changes if the tree is on another tag than the locked one."""
     assert kvtool("apply").code == 0
     (project.tree / "docs/empty").write_bytes(b"\0one")
     git(project.tree, "commit", "-qam", "picture")
@@ -283,7 +289,7 @@ def test_change_without_lines_on_other_upstream(project: Tiny, kvtool, what: str
 def test_mailbox_command_keeps_crlf(applied: Tiny, kvtool, tmp_path) -> None:
     """Use files with CR LF.
 
-    Without --keep-cr, git am removes the CR: patches of such a file fail, and new files differ silently.
+    Without --keep-cr, git am removes the CR. Then patches of such a file fail, and new files differ without an error.
     """
     (applied.tree / "src/new.txt").write_bytes(b"one\r\ntwo\r\n")
     git(applied.tree, "add", "-A")
@@ -305,7 +311,7 @@ def test_mailbox_is_plain_series(applied: Tiny, kvtool, tmp_path) -> None:
     git(tmp_path, "clone", "-q", "--branch", "v1", str(applied.upstream), str(plain))
     git(plain, "am", "-q", *ran.json["mailbox"])
     assert git(plain, "rev-parse", "HEAD^{tree}") == git(applied.tree, "rev-parse", "HEAD^{tree}")
-    assert kvtool("export", "--mailbox", tmp_path / "mails").code == 0  # an earlier mailbox is replaced
+    assert kvtool("export", "--mailbox", tmp_path / "mails").code == 0  # this replaces the earlier mailbox
     (tmp_path / "mails/note.txt").write_text("mine")
     assert kvtool("export", "--mailbox", tmp_path / "mails").code == 2
     assert (tmp_path / "mails/note.txt").exists()

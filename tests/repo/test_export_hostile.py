@@ -1,4 +1,4 @@
-"""Test that no git setting of the user changes a byte of kvtool export and apply."""
+"""Test that no git setting of the user changes a byte of the results of kvtool export and apply."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_hostile_configuration_changes_nothing(project: Tiny, kvtool, tmp_path, 
         tree = tmp_path / f"{where}-tree"
         assert kvtool("apply").code == 0
         applied = git(tree, "rev-parse", "HEAD")
-        if where == "hostile":  # also in the tree's own configuration
+        if where == "hostile":  # the settings are also in the tree's own .git/config
             with (tree / ".git/config").open("a") as config:
                 config.write(HOSTILE.format(hooks=hooks))
             (tree / ".git/info/attributes").write_text("* diff=evil\n")

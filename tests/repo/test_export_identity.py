@@ -1,4 +1,4 @@
-"""Test how kvtool export matches commits with patches, its report, and git am of the result."""
+"""Test how kvtool export finds the patch of a commit, what it reports, and git am with the result."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_equal_subjects_are_separate_patches(applied: Tiny, kvtool: Any) -> None
     ran = kvtool("export", "--json")
     assert patches(ran) == {"flag": "unchanged", "use": "unchanged", "wip": "new", "wip-2": "new", "wip-3": "new"}
     clean(applied, kvtool)
-    assert kvtool("lint").out.count("subject") == 3  # `why` only repeats the subject
+    assert kvtool("lint").out.count("subject") == 3  # three findings about `why`, which only repeats the subject
     heads = git(applied.tree, "rev-list", "--reverse", "HEAD").split()
     git(applied.tree, "reset", "-q", "--hard", heads[3])
     git(applied.tree, "cherry-pick", heads[6], heads[5], heads[4])

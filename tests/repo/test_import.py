@@ -1,4 +1,4 @@
-"""Test kvtool import: the imported series must recreate the tree of a git fork, for every kind of history."""
+"""Test kvtool import with git forks: for every kind of history, the imported series must give the tree of the fork."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.repo.rebases import outcomes
 
 @pytest.fixture
 def fork(project: Tiny, tmp_path: Path) -> Path:
-    """Clone upstream at v1, with the branch main."""
+    """Clone upstream at v1, with a branch main."""
     place = tmp_path / "my-fork"
     git(tmp_path, "clone", "-q", str(project.upstream), str(place))
     git(place, "checkout", "-q", "-B", "main", "v1")
@@ -25,7 +25,7 @@ def fork(project: Tiny, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def empty(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tiny:
-    """Create an empty project for the same upstream."""
+    """Make an empty project for the same upstream."""
     root = tmp_path / "mine"
     assert kvtool("init", root, "--empty").code == 0
     monkeypatch.chdir(root)
@@ -33,7 +33,10 @@ def empty(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def commit(place: Path, message: str, *edits: tuple[str, str, str], **added: str) -> str:
-    """Replace text in files, add files (their folder separator is two underscores), and commit."""
+    """Replace texts in files, add files, and commit.
+
+    In the name of an added file, two underscores stand for a slash.
+    """
     for path, old, new in edits:
         text = (place / path).read_text()
         assert text.count(old) == 1, (path, old)
@@ -45,7 +48,7 @@ def commit(place: Path, message: str, *edits: tuple[str, str, str], **added: str
 
 
 def imported(empty: Tiny, kvtool: Any, fork: Path, *options: str) -> Any:
-    """Import, and check that the series gives the fork's tree and exports unchanged."""
+    """Import a fork. Check that the series gives the fork's tree, and that an export changes nothing."""
     ran = kvtool("import", fork, *options, "--json")
     assert ran.code == 0, ran
     assert kvtool("apply").code == 0
@@ -99,7 +102,7 @@ def test_odd_files_are_carried(empty: Tiny, kvtool: Any, fork: Path) -> None:
 
 
 def test_upstream_merge_keeps_movable_commits(empty: Tiny, kvtool: Any, fork: Path) -> None:
-    """Use v2, which changes line 8 of src/a.cpp and adds a first line: one file merges, one conflicts."""
+    """Merge v2, which changes line 8 of src/a.cpp and adds a first line. One file merges, and one has a conflict."""
     commit(fork, "h: change the header", ("src/b.h", "bool two;", "bool two; // !"))
     commit(fork, "a: change eight", ("src/a.cpp", "x + 8;", "x + 8 + 8;"))
     commit(fork, "a: change three", ("src/a.cpp", "x + 3;", "x + 33;"))
@@ -206,7 +209,7 @@ def test_base_outside_fork_is_refused(empty: Tiny, kvtool: Any, fork: Path) -> N
 def test_squashed_upstream_merge_keeps_later_commits(
     empty: Tiny, kvtool: Any, fork: Path, tmp_path: Path, history: str
 ) -> None:
-    """Take upstream's files in a commit that is no merge, as a squashed pull request does."""
+    """Add upstream's files in a commit that is not a merge, as a squashed pull request does."""
     write_files(empty.upstream, {f"src/part{n}.cpp": f"int part{n};\n" for n in range(6)})
     git(empty.upstream, "add", "-A")
     git(empty.upstream, "commit", "-qm", "parts")
@@ -295,12 +298,12 @@ def test_failed_import_leaves_nothing(empty: Tiny, kvtool: Any, fork: Path, monk
     monkeypatch.undo()
     monkeypatch.chdir(empty.root)
     monkeypatch.setenv("KVTOOL_UPSTREAM", str(empty.upstream))
-    write_files(empty.root, {"cpp/src/new_h": "int n;\n"})  # left by a killed import
+    write_files(empty.root, {"cpp/src/new_h": "int n;\n"})  # a killed import left this file
     imported(empty, kvtool, fork)
 
 
 def test_killed_import_can_be_repeated(empty: Tiny, kvtool: Any, fork: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kill the import at each file: the earlier files are written, and nothing is reverted."""
+    """Kill the import at each file. The earlier files stay, and nothing is undone."""
     commit(fork, "a: own", ("src/a.cpp", "x + 2;", "x + 22;"), src__new_h="int n;\n")
     commit(fork, "a: more", ("src/a.cpp", "x + 3;", "x + 33;"))
     written: list[str] = []

@@ -13,7 +13,7 @@ from tests.repo.test_import import empty as empty
 
 @pytest.fixture
 def work(project: Tiny, tmp_path: Path) -> Path:
-    """Clone upstream at v1, as a place to create patches."""
+    """Clone upstream at v1, as a place in which patches are made."""
     place = tmp_path / "work"
     git(tmp_path, "clone", "-q", str(project.upstream), str(place))
     git(place, "checkout", "-q", "v1")
@@ -43,7 +43,7 @@ def message(empty: Tiny, back: int) -> str:
 
 
 def test_import_folder_of_mails(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
-    """Use mails like Ollama's: format-patch with the prefix [PATCH] and a signature."""
+    """Use mails as Ollama has them: format-patch with the prefix [PATCH] and a signature."""
     edit(work, "src/a.cpp", "x + 2;", "x + 22;")
     edit(work, "src/a.cpp", "x + 3;", "x + 33;")
     write_files(work, {"src/new.h": "int n;\n", ".hidden": "x\n"})
@@ -58,7 +58,7 @@ def test_import_folder_of_mails(empty: Tiny, kvtool: Any, work: Path, tmp_path: 
 
 
 def test_quilt_order_and_headers_are_kept(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
-    """Use patches like Debian's: DEP-3 headers, no "diff --git", comments, -p0, folders."""
+    """Use patches as Debian has them: DEP-3 headers, no "diff --git" line, comments, -p0, folders."""
     first = edit(work, "src/a.cpp", "x + 2;", "x + 22;")
     second = edit(work, "src/b.h", "bool two;", "bool two; // !")
     third = edit(work, "src/a.cpp", "x + 22;", "x + 222;")
@@ -167,7 +167,7 @@ def test_folder_without_patches_is_explained(
 
 
 def test_base_commit_of_local_mirror(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
-    """Use a short commit id without a tag, like Ollama's Makefile.sync."""
+    """Use a short commit id that has no tag, as Ollama's Makefile.sync does."""
     (empty.upstream / "src/b.h").write_text("struct other {};\n")
     git(empty.upstream, "commit", "-qam", "untagged")
     base = git(empty.upstream, "rev-parse", "HEAD")
@@ -179,7 +179,7 @@ def test_base_commit_of_local_mirror(empty: Tiny, kvtool: Any, work: Path, tmp_p
 
 
 def test_electron_order_and_cover_letter(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
-    """Use a folder whose file .patches defines the order, and one with the cover letter of git format-patch."""
+    """Use a folder whose file .patches has the order, and a folder with a cover letter of git format-patch."""
     edit(work, "src/a.cpp", "x + 2;", "x + 22;")
     edit(work, "src/a.cpp", "x + 22;", "x + 222;")
     queue = tmp_path / "queue"
@@ -199,7 +199,7 @@ def test_cover_letter_is_no_patch(empty: Tiny, kvtool: Any, work: Path, tmp_path
 
 
 def test_diff_without_prefix_is_applied(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
-    """Use a diff as CVS and Subversion write it; a new file with a prefix never ends up in a folder named b."""
+    """Use a diff as CVS and Subversion write it. A new file with a prefix must not be put into a folder b."""
     text = "--- /dev/null\n+++ b/src/a.cpp\n@@ -0,0 +1 @@\n+x\n"
     write_files(tmp_path / "taken", {"1.diff": text})
     assert kvtool("import", "--patches", tmp_path / "taken", "--json").code == 3

@@ -1,4 +1,4 @@
-"""Test kvtool init: a project of the user, from this series or empty, from the first apply to a rebase."""
+"""Test the projects that kvtool init makes, with this series or empty, from the first apply to a rebase."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def copy_pages(root: Path) -> None:
-    """Copy the pages about working with a series from this repository."""
+    """Copy the guides from this repository."""
     for page in init._PAGES:
         (root / page).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / page, root / page)
@@ -58,13 +58,13 @@ def test_empty_project_gets_first_patch(project: Tiny, kvtool: Any, monkeypatch:
     assert (root / "cpp/src/mine.cpp").read_text() == "int mine;\n"
     ran = kvtool("rebase", "v2", "--json")
     assert ran.code == 0, ran
-    shutil.rmtree(root / "cpp")  # a clone has no cpp/ if the folder has no file
+    shutil.rmtree(root / "cpp")  # git does not clone empty folders, so cpp/ may be missing
     assert kvtool("canary", "v1", "--to", "rebase").code == 0
     assert "x + 55" in (tree / "src/a.cpp").read_text() and "a comment on top" in (tree / "src/a.cpp").read_text()
 
 
 def test_empty_and_fully_merged_series_rebase(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expect that kvtool handles an empty range, for which git has no range-diff."""
+    """Expect that kvtool handles an empty range of commits, for which git has no range-diff."""
     root = made(project, kvtool, monkeypatch, "--empty")
     tree = root / "llama.cpp"
     assert kvtool("apply").code == kvtool("rebase", "v2").code == kvtool("rebase", "v1").code == 0

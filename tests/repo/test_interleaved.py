@@ -1,4 +1,4 @@
-"""Test a user who works during kvtool, or after kvtool was killed: every commit stays on a branch."""
+"""Test that every commit of a user stays on a branch if the user works while kvtool runs, or after it was killed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.repo.rebases import current, release
 
 
 class Killed(BaseException):
-    """Replace a kill: nothing is reverted."""
+    """Stand for a kill: kvtool cannot undo anything."""
 
 
 def commit(project: Tiny) -> str:
-    """Commit as the user at the current place of the tree."""
+    """Make a commit of the user on top of the tree's HEAD."""
     edit(project, "src/a.cpp", "x + 6;", "x + 66;", "mine")
     return git(project.tree, "rev-parse", "HEAD")
 
@@ -31,7 +31,7 @@ def is_on_a_branch(project: Tiny, mine: str) -> bool:
 
 @pytest.fixture
 def writing(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """Kill a rebase to v2 after the tree and the project's files were written."""
+    """Kill a rebase to v2 after it has written the tree and the files of the project."""
     assert kvtool("apply").code == 0
     real = transaction.Stage.restore
 
@@ -85,7 +85,7 @@ def test_commit_during_apply_is_kept(project: Tiny, kvtool: Any, monkeypatch: py
 
 
 def test_apply_after_waiting_keeps_rebase(applied: Tiny, kvtool: Any, monkeypatch: Any) -> None:
-    """Let apply read the lock before the rebase."""
+    """Let apply read the lock before the rebase changes it."""
     real = locks.hold_tree
 
     def waiting(*args: Any) -> Any:

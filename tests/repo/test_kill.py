@@ -1,4 +1,4 @@
-"""Kill kvtool at any moment: nothing is lost, and the next call works. Also run two commands on one tree."""
+"""Kill kvtool at any moment. Nothing may be lost, and the next call must work. Also run two commands on one tree."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ pytestmark = needs_posix
 
 @dataclass
 class Scenario:
-    """Describe a command to kill.
+    """Describe a command that is killed.
 
-    `begin` restores the start. `check` asserts the result after the command ran again.
+    begin: restores the start
+    check: asserts the result after the command was run again
     """
 
     name: str
@@ -145,7 +146,7 @@ def test_edit_after_killed_export_is_reported(project: Tiny, kvtool: Any, killer
 
 @pytest.mark.timeout(300 + 60 * KILLS)
 def test_kill_at_random_times(scenario: Scenario, kvtool: Any, start: Any) -> None:
-    """Kill kvtool alone at a random time, so that a git it started continues; or with all of its children."""
+    """Kill kvtool at a random time: either kvtool alone, so that its git continues, or with all of its children."""
     scenario.begin()
     began = time.monotonic()
     assert start(*scenario.args).wait() == 0
@@ -155,7 +156,7 @@ def test_kill_at_random_times(scenario: Scenario, kvtool: Any, start: Any) -> No
     for number in range(KILLS):
         scenario.begin()
         process = start(*scenario.args)
-        time.sleep(dice.uniform(0.3, 1.0) * usual)  # earlier, Python is still starting
+        time.sleep(dice.uniform(0.3, 1.0) * usual)  # not earlier, because Python would still be starting
         if number % 2:
             kill_family(process.pid)
         process.kill()
@@ -168,7 +169,7 @@ def test_kill_at_random_times(scenario: Scenario, kvtool: Any, start: Any) -> No
 
 
 def test_leftover_of_running_git_is_removed(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the git of a killed first apply continue to write, so that one removal of its directory is not enough."""
+    """Let the git of a killed first apply continue to write, so that kvtool must remove its folder several times."""
     place = project.root / ".llama.cpp.kvtool-left"
     to_write, clear = ["one", "two", "three"], shutil.rmtree
 
@@ -189,7 +190,7 @@ def test_leftover_of_running_git_is_removed(project: Tiny, kvtool: Any, monkeypa
 
 
 def test_only_own_leftovers_are_removed(project: Tiny, kvtool: Any) -> None:
-    """Use a tree name with glob characters. The other directory may belong to a running apply."""
+    """Use a tree whose name has glob characters. The other folder may belong to a running apply."""
     mine, other = (project.root / f".{name}.kvtool-left" for name in ("a[b]", "ab"))
     mine.mkdir()
     other.mkdir()
@@ -198,7 +199,10 @@ def test_only_own_leftovers_are_removed(project: Tiny, kvtool: Any) -> None:
 
 
 def half_written(project: Tiny) -> tuple[str, str]:
-    """Leave the tree like a kill in the middle of git's checkout: journal, lock, a truncated file and a new file."""
+    """Leave the tree as after a kill in the middle of git's checkout.
+
+    It has a journal, a lock, a truncated file and a new file.
+    """
     before = git(project.tree, "rev-parse", "HEAD")
     (project.root / "cpp/src/new.cpp").write_text("int brand_newer = 1;\n")
     (project.root / "cpp/src/other.cpp").write_text("int other;\n")
@@ -249,7 +253,10 @@ def test_edit_after_kill_is_kept(project: Tiny, kvtool, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["src/other.cpp", "src/new.cpp/other"])
 def test_ignored_edit_after_kill_is_kept(project: Tiny, kvtool, path: str) -> None:
-    """Change an ignored file that kvtool might have written, and block the place of a file to restore."""
+    """Change an ignored file that kvtool may have written.
+
+    Also put a folder at the place of a file that must be restored.
+    """
     ignore_everywhere("other*")
     kvtool("apply")
     half_written(project)
@@ -263,7 +270,7 @@ def test_ignored_edit_after_kill_is_kept(project: Tiny, kvtool, path: str) -> No
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_terminated_apply_restores_tree(project: Tiny, start: Any, tmp_path: Path, name: str) -> None:
-    """Send SIGTERM, or close the terminal, during git's checkout: kvtool unwinds and restores the tree."""
+    """Send SIGTERM, or close the terminal, during git's checkout. kvtool must clean up and restore the tree."""
     assert cli.run(["apply", "-q"]) == 0
     head = git(project.tree, "rev-parse", "HEAD")
     (project.root / "cpp/src/new.cpp").write_text("int newer;\n")
@@ -276,13 +283,13 @@ def test_terminated_apply_restores_tree(project: Tiny, start: Any, tmp_path: Pat
     )
     (folder / "git").chmod(0o755)
     end = getattr(signal, name)
-    before = signal.signal(end, signal.SIG_DFL)  # nohup's ignored signals stay ignored in child processes
+    before = signal.signal(end, signal.SIG_DFL)  # under nohup, the signals would stay ignored in child processes
     process = start("apply", env={"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"})
     signal.signal(end, before)
     while not there.exists():
         assert process.poll() is None
     process.send_signal(end)
-    process.send_signal(end)  # the shell and the kernel both report a closed terminal
+    process.send_signal(end)  # if a terminal is closed, both the shell and the kernel send the signal
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert not (project.state / "pending.json").exists()

@@ -1,4 +1,4 @@
-"""Kill a rebase at any moment: --continue finishes it, --abort restores all, and nothing is lost."""
+"""Kill a rebase at any moment. --continue must finish it, --abort must restore everything, and nothing may be lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = needs_posix
 
 @pytest.fixture
 def rebasing(project: Tiny, kvtool: Any, tmp_path: Path) -> Tiny:
-    """Prepare a rebase onto v3 that changes a patch, series.toml, the lock and the tree, after one conflict."""
+    """Prepare a rebase onto v3 with one conflict. It changes a patch file, series.toml, upstream.lock and the tree."""
     project.add_patch("block", ("src/a.cpp", "x + 4;\n", "x + 4;\n    one();\n    mid();\n    last();\n"))
     text = (project.upstream / "src/a.cpp").read_text().replace("x + 4;\n", "x + 44;\n")
     (project.upstream / "src/a.cpp").write_text(text)
@@ -37,7 +37,7 @@ def rebasing(project: Tiny, kvtool: Any, tmp_path: Path) -> Tiny:
 
 
 def state_of(project: Tiny) -> dict[str, Any]:
-    """Return the project's files, and the tree's files, HEAD and branches."""
+    """Return the files of the project, and the files, HEAD and the branches of the tree."""
     tree = {
         str(p.relative_to(project.tree)): p.read_bytes()
         for p in sorted(project.tree.rglob("*"))
@@ -49,7 +49,7 @@ def state_of(project: Tiny) -> dict[str, Any]:
 
 
 def restore_all(root: Path, saved: Path) -> None:
-    """Restore the contents of the current directory, but not the directory itself."""
+    """Restore the content of the folder `root`. The folder itself stays, because it is the current one."""
     root.mkdir(exist_ok=True)
     for name in {p.name for p in (*root.iterdir(), *saved.iterdir())}:
         restore(root / name, saved / name)
@@ -67,10 +67,14 @@ BEGIN, GO_ON = ("rebase", "v3"), ("rebase", "--continue")
 
 @dataclass(frozen=True)
 class Stages:
-    """Hold the stages of a rebase.
+    """Hold the project at the stages of a rebase.
 
-    `saved` is the project before it, `stopped` the project at the stop with the conflict resolved. `before` and `after`
-    are the contents then. `begin` and `go_on` are the numbers of git calls of its two commands.
+    saved: the folder with the project before the rebase
+    stopped: the folder with the project after the rebase stopped and the conflict was resolved
+    before: the contents of the project before the rebase
+    after: the contents of the project after the rebase
+    begin: the number of calls of git by the command that begins the rebase
+    go_on: the number of calls of git by --continue
     """
 
     saved: Path
@@ -85,7 +89,7 @@ class Stages:
 def stages(rebasing: Tiny, killer: Killer, tmp_path: Path) -> Stages:
     saved, stopped, before = tmp_path / "saved", tmp_path / "stopped", state_of(rebasing)
     shutil.copytree(rebasing.root, saved, symlinks=True)
-    killer.run(*BEGIN)  # fetches v3
+    killer.run(*BEGIN)  # this also fetches v3
     begin = len(killer.counter.read_text())
     resolve_block(rebasing)
     shutil.copytree(rebasing.root, stopped, symlinks=True)
@@ -94,7 +98,7 @@ def stages(rebasing: Tiny, killer: Killer, tmp_path: Path) -> Stages:
 
 
 def test_kill_before_conflict(rebasing: Tiny, kvtool: Any, killer: Killer, tmp_path: Path, stages: Stages) -> None:
-    """Kill before the conflict: --abort restores all, --continue finishes."""
+    """Kill before the conflict. --abort must restore everything, and --continue must finish the rebase."""
     for at, when in moments(stages.begin):
         restore_all(rebasing.root, stages.saved)
         assert killer.run(*BEGIN, at=at, when=when) == -signal.SIGKILL
@@ -117,7 +121,7 @@ def test_kill_before_conflict(rebasing: Tiny, kvtool: Any, killer: Killer, tmp_p
 
 @pytest.mark.parametrize("then", ["--continue", "--abort"])
 def test_kill_after_resolution(rebasing: Tiny, kvtool: Any, killer: Killer, stages: Stages, then: str) -> None:
-    """Kill after the conflict was resolved: --continue finishes, --abort restores all."""
+    """Kill after the conflict was resolved. --continue must finish the rebase, and --abort must restore everything."""
     for at, when in moments(stages.go_on):
         restore_all(rebasing.root, stages.stopped)
         assert killer.run(*GO_ON, at=at, when=when) == -signal.SIGKILL
@@ -133,7 +137,7 @@ def test_kill_after_resolution(rebasing: Tiny, kvtool: Any, killer: Killer, stag
 def test_abort_with_leftover_git_lock(
     rebasing: Tiny, kvtool: Any, killer: Killer, tmp_path: Path, stages: Stages
 ) -> None:
-    """Kill while all files are written, and again while they are restored."""
+    """Kill while all files are written, and kill again while they are restored."""
     restore_all(rebasing.root, stages.stopped)
     assert killer.run(*GO_ON, at=stages.go_on) == -signal.SIGKILL
     assert json.loads((rebasing.state / "rebase.json").read_text())["phase"] == "writing"
@@ -148,7 +152,10 @@ def test_abort_with_leftover_git_lock(
 
 
 def obey(kvtool: Any, *args: str) -> Any:
-    """Run kvtool. If it reports a killed git and the lock to remove, remove the lock and run kvtool again."""
+    """Run kvtool.
+
+    If it reports that git was killed and which lock file to remove, remove the file and run kvtool again.
+    """
     ran = kvtool(*args)
     if ran.code == 4 and (found := re.search(r"rm (\S+\.lock)", ran.err)):
         Path(found[1]).unlink()
@@ -157,7 +164,7 @@ def obey(kvtool: Any, *args: str) -> Any:
 
 
 def test_kill_rebase_at_random_times(rebasing: Tiny, kvtool: Any, start: Any, tmp_path: Path) -> None:
-    """Kill all processes at once, also a running git."""
+    """Kill all processes at the same time, including a running git."""
     dice = random.Random(SEED)
     begin, go_on = ("rebase", "v3"), ("rebase", "--continue")
     saved, stopped, before = tmp_path / "saved", tmp_path / "stopped", state_of(rebasing)

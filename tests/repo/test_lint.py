@@ -1,4 +1,4 @@
-"""Test kvtool lint on a project: series.toml, the lock, the files and the cached upstreams."""
+"""Test kvtool lint on a project: series.toml, upstream.lock, the files, and the upstream tags in the cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conftest import Tiny, write_files
 
 @pytest.fixture
 def good(project: Tiny) -> Tiny:
-    """Return the tiny project without lint findings."""
+    """Return the tiny project without any mistake that lint finds."""
     write_files(project.root, {"cpp/tests/test-kv-x.cpp": "int main() {}\n"})
     edit(project, 'why = "because of flag"', 'why = "because of flag"\ntests = ["kv-check", "test-kv-x"]')
     return project
@@ -95,7 +95,7 @@ def test_patch_that_moves_added_lines(good: Tiny, kvtool: Any) -> None:
     good.add_patch("brings", ("src/b.h", three, brings + three))
     good.add_patch("moves", ("src/b.h", brings + three, three + brings))
     assert [(file, rule) for file, _, rule in findings(kvtool)] == [("patches/moves.patch", "moves")]
-    for name in ("brings", "moves"):  # a line may be invalid UTF-8
+    for name in ("brings", "moves"):  # a line need not be valid UTF-8
         file = good.root / f"patches/{name}.patch"
         file.write_bytes(file.read_bytes().replace(b"brought", b"br\xfcught"))
     assert [(file, rule) for file, _, rule in findings(kvtool)] == [("patches/moves.patch", "moves")]

@@ -1,4 +1,7 @@
-"""Test the merge of one patch onto another upstream: changes already there, conflicts and the place of hunks."""
+"""Test the merge of one patch into another upstream.
+
+The cases are changes that upstream has already, conflicts, and the places of hunks.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,10 @@ PATCH = BASE.replace("int one = 1;\n", "int one = 1;\n    int new = 3;\n")
 
 @pytest.fixture
 def pick(tmp_path: Path) -> Pick:
-    """Merge the patch of base into upstream: pick(base, patched, upstream, path="f.cpp").
+    """Return a function that merges a patch: pick(base, patched, upstream, path="f.cpp").
 
-    Return the file, or None for a conflict, and the result.
+    The patch is the change from `base` to `patched`. The function returns the resulting text, or None if there is a
+    conflict, and the PickResult.
     """
     repo = tmp_path / "repo"
     repo.mkdir()
@@ -97,7 +101,7 @@ def test_hunk_in_upstream_in_other_form(pick: Pick, line: str) -> None:
 
 @pytest.mark.parametrize("old", ["    return n;\n", "    int two = 2;\n    return n;\n"])
 def test_hunk_elsewhere_in_upstream_conflicts(pick: Pick, old: str) -> None:
-    """Expect a conflict, because the file would contain the lines twice."""
+    """Expect a conflict, because otherwise the file would have the lines twice."""
     patched = BASE.replace("int one = 1;\n", "int one = 1;\n    int fresh = 3;\n    call(fresh);\n")
     for more in (
         "    int fresh = 3;\n    call(fresh);\n",
@@ -117,7 +121,7 @@ def test_realigned_line_is_kept(pick: Pick) -> None:
 
 
 def test_report_names_conflicting_hunks(pick: Pick) -> None:
-    """Expect that the report omits the hunk that merged and the hunk that upstream has."""
+    """Expect that the report leaves out the hunk that was merged and the hunk that upstream has."""
     names = ("one", "two", "three", "four")
     base = "".join(f"int {name}(int n) {{\n    n += 1;\n    return {name};\n}}\n\n" for name in names)
     patched = base
@@ -189,7 +193,7 @@ def test_conflict_names_its_cause(pick: Pick, upstream: str, cause: str, reason:
     ids=["a new line", "a line that the file had before"],
 )
 def test_equal_lines_of_two_insertions(pick: Pick, theirs: str, cause: str) -> None:
-    """Let the patch and upstream insert different lines at one place, one of them equal."""
+    """Let the patch and upstream insert different lines at one place. One line is the same in both."""
     mine, other = (f"one = 1;\n    {name}();\n    {theirs}\n" for name in ("mine", "other"))
     text, done = pick(*(BASE, BASE.replace("one = 1;\n", mine), BASE.replace("one = 1;\n", other)))
     assert text is None and done.failed[0].cause == cause, done.failed[0]
@@ -202,7 +206,7 @@ def test_added_line_end_is_the_cause(pick: Pick) -> None:
 
 
 def test_diff_shows_the_nearest_lines_of_a_large_change(pick: Pick) -> None:
-    """Let a generator rewrite every line of a table."""
+    """Let upstream change every line of a table."""
     base = [f"{{ {n}, 0x{n} }},\n" for n in range(400)]
     patched = [*base[:200], "{ 2000, 0xabc },\n", *base[200:]]
     fresh = [line.replace("0x", "0x00") for line in base]
@@ -216,9 +220,9 @@ def test_diff_shows_the_nearest_lines_of_a_large_change(pick: Pick) -> None:
 
 
 def changed(chance: random.Random, base: list[str], at: int) -> list[tuple[int, str]]:
-    """Return upstream's lines with their numbers in base (-1 for new lines) after a random change.
+    """Return upstream's lines after a random change, with their numbers in `base` (-1 for new lines).
 
-    The change removes, doubles, inserts or re-aligns lines.
+    The change removes, doubles or inserts lines, or changes only their white space.
     """
     lines = list(enumerate(base))
     for _ in range(chance.randint(1, 3)):
@@ -275,7 +279,7 @@ HEADS = {
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("order", ["copy first", "copy last"])
 def test_hunk_stays_in_original_block(pick: Pick, kind: str, order: str) -> None:
-    """Use a rewritten original, which a diff confuses with its copy."""
+    """Rewrite the original block, so that a diff mistakes its copy for the original."""
     start, head, end, stop = HEADS[kind]
 
     def block(name: str, lines: tuple[str, ...]) -> str:
@@ -313,7 +317,10 @@ def test_attribute_before_function(pick: Pick) -> None:
 @pytest.mark.parametrize("indent", ["", "    "])
 @pytest.mark.parametrize("head", ["if (n)", "for (int i = 0; i < n; ++i)"])
 def test_statement_made_conditional(pick: Pick, head: str, indent: str) -> None:
-    """Insert a line after the statement: it would be unconditional but indented as if it were conditional."""
+    """Insert a line after the statement.
+
+    Without braces the line would not be conditional, although its indentation suggests that.
+    """
     upstream = BASE.replace("    int one = 1;\n", f"    {head}\n    {indent}int one = 1;\n")
     text, done = pick(BASE, PATCH, upstream)
     assert text is None and (indent or "without braces" in done.failed[0].reason)
@@ -323,7 +330,7 @@ def test_statement_made_conditional(pick: Pick, head: str, indent: str) -> None:
 
 
 def test_empty_line_belongs_to_next_block(pick: Pick) -> None:
-    """Use indented lines above that look like a block."""
+    """Use indented lines above the empty line that look like a block."""
     base = "int g(int n) {\n    const auto x = foo(n,\n                       2);\n\n    y();\n    return x;\n}\n"
     patched = base.replace("    y();", "    mine();\n    y();")
     upstream = base.replace("2);\n", "2);\n    z();\n").replace("return x;", "return x + 1;")

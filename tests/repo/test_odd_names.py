@@ -1,4 +1,4 @@
-"""Test odd file names, long lines, environments and owners: kvtool works or repeats git's error."""
+"""Test unusual file names, long lines, environments and owners of files. kvtool must work, or print git's error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = [
 
 
 def follow(project: Tiny, kvtool: Any, path: str) -> None:
-    """Add a file with that name to upstream, and rebase the series."""
+    """Add a file with the given path to upstream, and rebase the series."""
     write_files(project.upstream, {path: "one\ntwo\nthree\nfour\nfive\n"})
     git(project.upstream, "add", "-A")
     release(project, "v3")

@@ -1,4 +1,4 @@
-"""Test a project for another repository than llama.cpp, from init to rebase, without a trace of llama.cpp."""
+"""Test a project for another repository than llama.cpp, from init to rebase. Nothing in it may be about llama.cpp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.repo.test_init import copy_pages
 
 @pytest.fixture
 def other(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Create an empty project for the tiny upstream under the name zlib."""
+    """Make an empty project for the tiny upstream, with the name zlib."""
     monkeypatch.delenv("KVTOOL_UPSTREAM")
     copy_pages(project.root)
     root = tmp_path / "mine"

@@ -57,7 +57,7 @@ def test_archive_runs_elsewhere(tiny: Tiny, kvtool: Any, tmp_path: Path) -> None
     with tarfile.open(made["archive"]) as tar:
         tar.extractall(tmp_path / "there")
     folder = tmp_path / "there" / "llama-v1"
-    (tiny.tree / "build").rename(tmp_path / "gone")  # the files of the build are unavailable
+    (tiny.tree / "build").rename(tmp_path / "gone")  # from here on, the files of the build do not exist any more
     assert subprocess.run([folder / "llama-server"], capture_output=True, text=True).stdout == "7\n"
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
     assert {"libllama.so", "libllama.so.0", "libllama.so.0.1.0", "LICENSE", "licenses/LICENSE-x"} <= names
@@ -71,7 +71,7 @@ def test_archive_runs_elsewhere(tiny: Tiny, kvtool: Any, tmp_path: Path) -> None
     assert said["patched"]["tree"] == git(tiny.tree, "rev-parse", "HEAD^{tree}")
     assert (said["page"], said["flags"]["CMAKE_BUILD_TYPE"]) == (False, "Release")
     assert str(tmp_path) not in json.dumps(said), "no path of the machine that built it"
-    # the mails recreate the tree
+    # applying the mails must give the same tree
     again = tmp_path / "again"
     git(tmp_path, "clone", "-q", "-b", "v1", str(tiny.upstream), str(again))
     git(again, "am", "-q", *(str(folder / "patches" / name) for name in said["patches"]))
@@ -81,7 +81,7 @@ def test_archive_runs_elsewhere(tiny: Tiny, kvtool: Any, tmp_path: Path) -> None
 def test_archive_of_same_build_is_equal(tiny: Tiny, kvtool: Any, tmp_path: Path) -> None:
     assert kvtool("apply").code == 0
     first = package(kvtool, tmp_path / "one").json
-    # left by the build of an earlier upstream
+    # a library that the build of an earlier upstream left
     (tiny.tree / "build" / "cpu-release" / "bin" / "libllama.so.0.0.9").write_bytes(b"old")
     second = package(kvtool, tmp_path / "two").json
     assert first["sha256"] == second["sha256"]

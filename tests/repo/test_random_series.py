@@ -9,7 +9,7 @@ import pytest
 from tests.repo.random_series import check
 
 
-# seed 19: upstream accepted one of two lines at another place
+# In seed 19, upstream took over one of two lines at another place.
 @pytest.mark.parametrize("seed", [0, 7, 19])
 def test_random_series_keep_all_lines(tmp_path: Path, seed: int) -> None:
     outcomes, violations = check(seed, tmp_path)

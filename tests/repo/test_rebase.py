@@ -1,4 +1,4 @@
-"""Test kvtool rebase: every outcome of a patch, and the table of every patch on every upstream."""
+"""Test kvtool rebase: every outcome of a patch, and the table with all patches on all upstream tags."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_success_moves_tree_and_lock(applied: Tiny, kvtool: Any) -> None:
     assert git(applied.tree, "branch", "--show-current") == "kvtool/v2"
     assert "x + 88" in (applied.tree / "src/a.cpp").read_text()
     assert Path(ran.json["range_diff"]).read_text().count(" = ") == 3
-    # the same ids as from scratch
+    # kvtool apply must make the same ids in a new folder
     assert kvtool("apply", "--tree", applied.root / "again", "--json").json["head"] == ran.json["head"]
 
 
@@ -71,14 +71,15 @@ def test_merged_upstream_gets_until(applied: Tiny, kvtool: Any) -> None:
     series = tomllib.loads((applied.root / "patches/series.toml").read_text())
     assert [patch.get("until") for patch in series["patch"]] == ["v3", None]
     assert (applied.root / "patches/series.toml").read_text().startswith("# the series\n")
-    assert kvtool("apply", "v1", "--json").json["patches"][0]["outcome"] == "applied"  # older upstreams still need it
+    # older upstream tags still need the patch
+    assert kvtool("apply", "v1", "--json").json["patches"][0]["outcome"] == "applied"
 
 
 def test_patch_in_older_upstream_gets_from(applied: Tiny, kvtool: Any) -> None:
     release(applied, "v3")
     assert kvtool("rebase", "v3").code == 0
     file = applied.tree / "src/a.cpp"
-    file.write_text(file.read_text().replace("x + 88", "x + 8"))  # as in v1
+    file.write_text(file.read_text().replace("x + 88", "x + 8"))  # as it is in v1
     git(applied.tree, "commit", "-qam", "undo")
     assert kvtool("export").code == 0
     ran = kvtool("rebase", "v1", "--json")
@@ -97,7 +98,10 @@ def test_renamed_file_is_followed(applied: Tiny, kvtool: Any) -> None:
 
 
 def test_hunk_is_kept_from_nearer_twin(applied: Tiny, kvtool: Any) -> None:
-    """Use a nearer twin that one line of context fits. The merge finds the right place and reports it."""
+    """Use a similar function that is nearer, and in which the hunk would also fit with one line of context.
+
+    The merge must find the right place, and report it.
+    """
     text = (applied.upstream / "src/a.cpp").read_text()
     at = text.index("int function_2")
     twin = "int twin(int x) {\n    int y = x + 2;\n    return y;\n}\n\n"
@@ -111,7 +115,10 @@ def test_hunk_is_kept_from_nearer_twin(applied: Tiny, kvtool: Any) -> None:
 
 
 def wrong_place(project: Tiny) -> None:
-    """Add a patch in function_5 whose lines upstream removed there. One line of context finds them elsewhere."""
+    """Add a patch in function_5 whose lines upstream has removed.
+
+    With one line of context, git finds them in another function.
+    """
     old = "int function_5(int x) {\n    int y = x + 5;\n    return y;\n"
     project.add_patch("astray", ("src/a.cpp", old, old.replace("    return", "    use(y);\n    return")))
     release(
@@ -156,7 +163,7 @@ def test_report_shows_missing_lines(applied: Tiny, kvtool: Any) -> None:
 
 
 def squashed(project: Tiny, tag: str, folder: Path) -> Path:
-    """Create a repository with one tag of upstream and no history."""
+    """Make a repository with one upstream tag and no history."""
     shutil.copytree(project.upstream, folder, ignore=shutil.ignore_patterns(".git"))
     git(folder, "init", "-q")
     git(folder, "add", "-A", "-f")
@@ -232,7 +239,10 @@ def test_limits_apply_to_new_upstream(project: Tiny, kvtool: Any) -> None:
 
 
 def test_newly_wanted_patch_stays_in_function(project: Tiny, kvtool: Any) -> None:
-    """Apply a patch without a merge: its context finds the place, and the check compares the recorded function."""
+    """Apply a patch without a merge.
+
+    Its context finds the place, and the check compares the function that the patch file names.
+    """
     project.add_patch("late", ("src/a.cpp", "x + 4;", "x + 4 + 0;"), extra='from = "v3"\n')
     recorded = next(line for line in (project.root / "patches/late.patch").read_text().splitlines() if "@@ " in line)
     head = recorded.rpartition("@@ ")[2]
@@ -244,7 +254,10 @@ def test_newly_wanted_patch_stays_in_function(project: Tiny, kvtool: Any) -> Non
 
 
 def test_unlisted_upstream_decides_by_content(applied: Tiny, kvtool: Any) -> None:
-    """Use an upstream before the next one of the lock. It may have the change of a patch with `from` or `until`."""
+    """Use an upstream before the next tag of the lock.
+
+    It may already have the change that a patch's `from` or `until` is for.
+    """
     release(
         applied, "between", ("src/b.h", "bool one;", "bool uno;"), ("docs/ünï cödé.md", "naïve", "small"), lock=False
     )

@@ -70,7 +70,7 @@ def test_second_conflict_stops_again(applied: Tiny, kvtool: Any) -> None:
 
 @pytest.mark.parametrize("path", ["build-x/file", "build-x"])
 def test_ignored_file_at_next_conflict(applied: Tiny, kvtool: Any, path: str) -> None:
-    """Expect that the file survives, although git cherry-pick overwrites ignored files silently."""
+    """Expect that the file is kept, although git cherry-pick overwrites ignored files without an error."""
     work = applied.root.parent / "patch-work"
     write_files(work, {"build-x/file": "the patch's"})
     git(work, "add", "-f", "build-x/file")
@@ -89,7 +89,10 @@ def test_ignored_file_at_next_conflict(applied: Tiny, kvtool: Any, path: str) ->
 
 
 def test_ignored_file_at_removed_path(applied: Tiny, kvtool: Any) -> None:
-    """Let the next patch change a file that upstream removed. git cherry-pick would overwrite an existing file."""
+    """Let the next patch change a file that upstream removed.
+
+    git cherry-pick would overwrite an ignored file at the path of this file.
+    """
     write_files(Path.home(), {".config/git/ignore": "run.sh\n"})
     applied.add_patch("block", ("scripts/run.sh", "exit 0", "exit 1"))
     assert kvtool("apply").code == 0
@@ -112,7 +115,7 @@ def test_abort_restores_everything(stopped: Tiny, kvtool: Any) -> None:
     assert (ran.code, ran.json["outcome"]) == (0, "aborted"), ran
     assert everything(stopped) == before
     assert kvtool("status", "--json").json["state"] == "clean"
-    # again: the first work is still there
+    # the edits of the first rebase must still be kept
     assert kvtool("rebase", "v3").code == 3
     (stopped.tree / "src/a.cpp").write_text("another one")
     assert kvtool("rebase", "--abort").code == 0
@@ -132,7 +135,7 @@ def test_kept_work_is_reported(stopped: Tiny, kvtool: Any, how: str) -> None:
 
 @pytest.fixture
 def twice(stopped: Tiny) -> Tiny:
-    """Prepare a rebase onto v4 that also stops at `use`."""
+    """Prepare a rebase onto v4 that also stops at the patch `use`."""
     release(stopped, "v4", ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp x)"))
     return stopped
 
@@ -146,7 +149,7 @@ def resolve_use(project: Tiny) -> None:
 
 
 def test_abort_fails_with_other_worktree(stopped: Tiny, kvtool: Any, tmp_path: Path) -> None:
-    """Check the old series out in a second worktree. git does not check out a branch twice."""
+    """Check out the old series in a second worktree, because git does not check out a branch twice."""
     before = everything(stopped)
     kvtool("rebase", "v3")
     git(stopped.tree, "worktree", "add", "-q", str(tmp_path / "old"), "kvtool/v1")
@@ -175,13 +178,16 @@ def test_rerere_reuses_earlier_resolution(twice: Tiny, kvtool: Any) -> None:
     kvtool("rebase", "--abort")
     ran = kvtool("rebase", "v4", "--json")
     assert (ran.json["stopped_at"], ran.json["filled_in"]) == ("use", ["CMakeLists.txt"])
-    assert "look at it: CMakeLists.txt" in ran.json["error"]["next"]
+    assert "git resolved these as before, check them: CMakeLists.txt" in ran.json["error"]["next"]
     assert (twice.tree / "CMakeLists.txt").read_text() == resolved
     assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "block"
 
 
 def test_rerere_reuses_refused_resolution(twice: Tiny, kvtool: Any) -> None:
-    """Change patches/ during a stop: --continue refuses, suggests a new start, and keeps the resolution."""
+    """Change patches/ while the rebase is stopped.
+
+    --continue must refuse, suggest a new start, and keep the resolution.
+    """
     kvtool("rebase", "v4")
     resolve_use(twice)
     resolved = (twice.tree / "CMakeLists.txt").read_text()
@@ -202,7 +208,8 @@ def test_skip_sets_until(stopped: Tiny, kvtool: Any, when: str) -> None:
     else:
         kvtool("rebase", "v3")
         ran = kvtool("rebase", "--skip", "block", "--json")
-    assert (ran.code, ran.json["stopped_at"]) == (3, "more"), ran  # `more` needs block, so it conflicts now
+    # the patch `more` needs the patch `block`, so it has a conflict now
+    assert (ran.code, ran.json["stopped_at"]) == (3, "more"), ran
     ran = kvtool("rebase", "--skip", "more", "--json")
     assert outcomes(ran) == {**ALL, "block": "skipped", "more": "skipped"}
     series = tomllib.loads((stopped.root / "patches/series.toml").read_text())["patch"]
@@ -235,7 +242,7 @@ def test_resolution_of_other_tree_is_ignored(twice: Tiny, kvtool: Any) -> None:
     assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "block"
     journal = twice.state / "rebase.json"
     state = json.loads(journal.read_text())
-    state["choices"]["resolved"][0]["parent"] = state["head"]  # as if the earlier patches had been moved differently
+    state["choices"]["resolved"][0]["parent"] = state["head"]  # as if the earlier patches had been moved in another way
     journal.write_text(json.dumps(state))
     resolve(twice, *BLOCK)
     ran = kvtool("rebase", "--continue", "--json")
@@ -246,9 +253,9 @@ def test_resolution_of_other_tree_is_ignored(twice: Tiny, kvtool: Any) -> None:
 
 
 def killed(project: Tiny, kvtool: Any, *, at: str, dirty: dict[str, str]) -> str:
-    """Leave a rebase onto v3 like a kill during the checkout before the conflict.
+    """Leave a rebase onto v3 as after a kill during the checkout before the conflict.
 
-    HEAD is at `at`, and the `dirty` files differ from HEAD. Return the commit that HEAD was moving to.
+    HEAD is at `at`, and the files in `dirty` differ from HEAD. Return the commit to which HEAD was being moved.
     """
     old = git(project.tree, "rev-parse", "HEAD")
     assert kvtool("rebase", "v3").code == 3

@@ -1,4 +1,7 @@
-"""Test that kvtool rebase reports each lost change, by upstream, a binary conflict or a resolution."""
+"""Test that kvtool rebase reports each change that was lost.
+
+A change can be lost by a change of upstream, in a conflict of a binary file, or by a resolution.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ ADOPTED = ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp src/new.cpp)")
 
 @pytest.mark.parametrize("more", [[], [("src/a.cpp", "// a comment", "// the comment")]], ids=["alone", "with changes"])
 def test_hunk_in_upstream_is_no_loss(applied: Tiny, kvtool: Any, more: list[tuple[str, str, str]]) -> None:
-    """Add one of the two hunks of `use` to upstream."""
+    """Let upstream have one of the two hunks of the patch `use`."""
     release(applied, "v3", ADOPTED, *more)
     ran = kvtool("rebase", "v3", "--json")
     assert (ran.code, outcomes(ran)["use"]) == (0, "applied"), ran
@@ -37,7 +40,7 @@ def test_file_removed_on_both_sides_is_no_loss(applied: Tiny, kvtool: Any) -> No
 
 
 def test_reverted_patch_is_reported(applied: Tiny, kvtool: Any) -> None:
-    """Test a patch that upstream applied, reverted and applied again."""
+    """Use a patch that upstream first applied, then reverted, and then applied again."""
     taken = ("src/b.h", "    bool two;\n", "    bool two;\n    bool dynamic;\n")
     release(applied, "v3", taken)
     assert kvtool("rebase", "v3").code == 0
@@ -67,7 +70,7 @@ def test_ended_patch_is_not_called_reverted(applied: Tiny, kvtool: Any, change: 
 
 @pytest.fixture
 def shrunk(applied: Tiny) -> Tiny:
-    """Let one of the two hunks of `use` conflict."""
+    """Let one of the two hunks of the patch `use` have a conflict."""
     release(applied, "v3", ("CMakeLists.txt", "(a src/a.cpp)", "(a src/a.cpp src/c.cpp)"))
     return applied
 
@@ -80,7 +83,7 @@ def test_lost_hunk_stops_until_accepted(shrunk: Tiny, kvtool: Any) -> None:
     assert (ran.code, ran.json["stopped_at"]) == (3, "use"), ran
     assert ran.json["patches"][1]["lost"] == "1 of 2 hunks, 2 of 4 lines"
     assert "--accept-shrink use" in ran.json["error"]["next"] and shrunk.snapshot() == before
-    assert kvtool("rebase", "--continue").code == 3  # nothing was restored
+    assert kvtool("rebase", "--continue").code == 3  # the lost lines were not restored
     ran = kvtool("rebase", "--accept-shrink", "use", "--json")
     assert ran.code == 0, ran
     assert "CMakeLists" not in (shrunk.root / "patches/use.patch").read_text()
@@ -106,7 +109,10 @@ def test_lost_hunk_is_restored_by_hand(shrunk: Tiny, kvtool: Any) -> None:
 
 @pytest.mark.parametrize("side", ["base", "patch", "attributes"])
 def test_binary_conflict_with_text_upstream(applied: Tiny, kvtool: Any, side: str) -> None:
-    """Prevent a former bug. Only upstream's bytes were examined, so --continue accepted them and lost the patch."""
+    """Prevent a bug that happened before: --continue accepted upstream's bytes, and the patch was lost.
+
+    The reason was that only upstream's bytes were searched for zeros.
+    """
     base, mine = {"base": (b"\0one", b"two"), "patch": (b"one", b"\0two"), "attributes": (b"one\n", b"two\n")}[side]
     file = applied.upstream / "docs/picture"
     file.write_bytes(base)
@@ -123,7 +129,7 @@ def test_binary_conflict_with_text_upstream(applied: Tiny, kvtool: Any, side: st
     assert (ran.code, ran.json["filled_in"]) == (3, [])
     said = kvtool("rebase", "--continue", "--json")
     assert said.code == 3 and "docs/picture" in said.json["error"]["why"], said
-    git(applied.tree, "add", "docs/picture")  # choose upstream's bytes: nothing of the patch is left
+    git(applied.tree, "add", "docs/picture")  # if the user chooses upstream's bytes, nothing of the patch is left
     said = kvtool("rebase", "--continue", "--json")
     assert said.code == 3 and "'picture' loses " in said.json["error"]["what"], said
     assert kvtool("rebase", "--accept-shrink", "picture").code == 0
@@ -133,7 +139,10 @@ def test_binary_conflict_with_text_upstream(applied: Tiny, kvtool: Any, side: st
 
 @pytest.mark.parametrize("kind", ["removed", "binary"])
 def test_conflict_without_markers_needs_decision(applied: Tiny, kvtool: Any, kind: str) -> None:
-    """Prevent a former bug. --continue accepted git's file: a removed file returned, a binary change was lost."""
+    """Prevent a bug that happened before: --continue accepted the file as git left it.
+
+    Then a removed file returned, or the change of a binary file was lost.
+    """
     name = "src/b.h" if kind == "removed" else "docs/empty"
     if kind == "removed":
         git(applied.upstream, "rm", "-q", name)
@@ -145,7 +154,7 @@ def test_conflict_without_markers_needs_decision(applied: Tiny, kvtool: Any, kin
     release(applied, "v3")
     ran = kvtool("rebase", "v3", "--json")
     assert (ran.code, ran.json["filled_in"]) == (3, [])
-    assert "resolved as before" not in ran.json["error"]["next"]
+    assert "git resolved these as before" not in ran.json["error"]["next"]
     for _ in range(2):
         said = kvtool("rebase", "--continue", "--json").json["error"]
         assert said["exit_code"] == 3 and name in said["why"] and "add FILE, or remove it with" in said["next"]
@@ -165,7 +174,7 @@ def test_resolution_to_upstream_loses_patch(stopped: Tiny, kvtool: Any) -> None:
     git(stopped.tree, "checkout", "-q", "HEAD", "--", "src/a.cpp")
     ran = kvtool("rebase", "--continue", "--json")
     assert (ran.code, ran.json["stopped_at"]) == (3, "block") and "1 of 1 hunks" in ran.json["error"]["what"]
-    assert git(stopped.tree, "status", "--porcelain") == ""  # no conflict is left to resolve
+    assert git(stopped.tree, "status", "--porcelain") == ""  # there is no conflict to resolve any more
     ran = kvtool("rebase", "--accept-shrink", "block", "--json")
     assert (outcomes(ran)["block"], ran.json["stopped_at"]) == ("empty", "more")
     ran = kvtool("rebase", "--abort")
@@ -174,7 +183,10 @@ def test_resolution_to_upstream_loses_patch(stopped: Tiny, kvtool: Any) -> None:
 
 @pytest.mark.parametrize("place", ["src/a.cpp", "src/far.cpp"])
 def test_removed_lines_that_upstream_moved(applied: Tiny, kvtool: Any, place: str) -> None:
-    """Prevent a former bug. The patch was called upstream's, because the lines were gone from their old place."""
+    """Prevent a bug that happened before: the report said that upstream has the patch.
+
+    The reason was that the lines were not at their old place any more.
+    """
     lines = "int function_3(int x) {\n    int y = x + 3;\n    return y;\n}\n\n"
     file = applied.tree / "src/a.cpp"
     file.write_text(file.read_text().replace(lines, ""))

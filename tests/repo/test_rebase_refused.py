@@ -1,4 +1,4 @@
-"""Test the refusals of kvtool rebase, and that it changes all files or none."""
+"""Test what kvtool rebase refuses, and that it changes all files or none."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_dry_run_writes_nothing(stopped: Tiny, kvtool: Any, tmp_path: Path) -> N
     objects = sorted(str(p) for p in (*cache.rglob("*"), *(stopped.tree / ".git").rglob("*")))
     before = everything(stopped)
     ran = kvtool("rebase", "v3", "--dry-run", "--json")
-    assert ran.code == 3 and list(outcomes(ran)) == ["flag", "use", "block"]  # stops there without --keep-going
+    assert ran.code == 3 and list(outcomes(ran)) == ["flag", "use", "block"]  # without --keep-going, it stops there
     assert kvtool("rebase", "v2", "--dry-run", "--keep-going").code == 0
     assert everything(stopped) == before
     assert sorted(str(p) for p in (*cache.rglob("*"), *(stopped.tree / ".git").rglob("*"))) == objects

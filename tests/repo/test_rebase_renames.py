@@ -1,4 +1,4 @@
-"""Test kvtool rebase after upstream renamed files or moved contents, and its report of a resolved conflict."""
+"""Test kvtool rebase after upstream renamed files or moved their contents, and its report about a resolution."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_renamed_folder_of_cpp_is_reported(applied: Tiny, kvtool: Any) -> None:
 
 
 def test_own_folder_is_not_reported(applied: Tiny, kvtool: Any) -> None:
-    """Use tools/check, which only cpp/ has."""
+    """Use the folder tools/check, which only cpp/ has."""
     release(applied, "v3")
     assert kvtool("rebase", "v3", "--json").json["astray"] == []
 
@@ -79,7 +79,10 @@ def test_function_moved_to_other_file(project: Tiny, kvtool: Any) -> None:
 
 
 def test_function_moved_away_from_its_twin(applied: Tiny, kvtool: Any) -> None:
-    """Swap two files whose functions differ by name only: the hunk fits the function that is there now."""
+    """Exchange two files whose functions differ only in their names.
+
+    The hunk then fits into the function that is now in the old file.
+    """
     python = "".join(f"def function_{n}(x):\n    y = x + {n}\n    return y\n\n\n" for n in range(1, 5))
     write_files(applied.upstream, {"p.py": python, "q.py": python.replace("function_", "other_")})
     twin = applied.upstream / "src/z.cpp"
@@ -149,7 +152,7 @@ def test_resolution_with_other_file_is_reported(stopped: Tiny, kvtool: Any) -> N
 
 
 def test_resolution_with_new_files_is_refused(stopped: Tiny, kvtool: Any) -> None:
-    """Add a leftover of an editor to the resolution, as `git add -A` does."""
+    """Add a leftover file of an editor to the resolution, as `git add -A` would."""
     assert kvtool("rebase", "v3").code == 3
     resolve(stopped, *BLOCK)
     (stopped.tree / "src/a.cpp.orig").write_text("junk\n")

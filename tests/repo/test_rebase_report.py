@@ -1,4 +1,7 @@
-"""Test the report of a conflict: a summary, a short diff with its cause, the next commands; and accepted input."""
+"""Test the report of a conflict: a summary, a short diff with its cause, and the next commands.
+
+Also test what is accepted.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def test_merged_patches_are_counted(applied: Tiny, kvtool: Any) -> None:
 
 
 def test_four_conflicts_fit_120_lines(applied: Tiny, kvtool: Any) -> None:
-    """Put each conflict into a function of 300 lines that upstream rewrote."""
+    """Put each conflict into a function of 300 lines that upstream has rewritten."""
     body = "".join(f"    step_{n}(x, {'y' * 150});\n" for n in range(300))
     text = "".join(f"int big_{n}(int x) {{\n{body}    return {n};\n}}\n\n" for n in range(4))
     write_files(applied.upstream, {"src/big.cpp": text})
@@ -68,7 +71,7 @@ def test_four_conflicts_fit_120_lines(applied: Tiny, kvtool: Any) -> None:
 
 
 def test_summary_names_only_the_first_of_many_patches(capsys: pytest.CaptureFixture[str]) -> None:
-    """Print 13 patches in conflict, one of them with 40 hunks, and the hunks that upstream has."""
+    """Print 13 patches with conflicts, one of them with 40 hunks, and the hunks that upstream has."""
     diff = ("     same", *(f"-old {n}" for n in range(30)), *(f"+new {n}" for n in range(30)), "     same")
     hunk = FailedHunk("src/a.cpp", 1, 40, "@@ -1,3 +1,4 @@ static int f(", "upstream changed the same lines", diff=diff)
     reports = [
@@ -108,7 +111,7 @@ def test_required_patch_is_named(project: Tiny, kvtool: Any) -> None:
 
 
 def test_jointly_required_patches_are_named(project: Tiny, kvtool: Any) -> None:
-    """Let the last patch touch lines that one patch removes and change a line that another patch adds."""
+    """Let the last patch change lines that one patch removes, and change a line that another patch adds."""
     project.add_patch("adds", ("src/a.cpp", "x + 4;\n", "x + 4;\n    call();\n"))
     project.add_patch("between", ("src/b.h", "bool one;", "bool uno;"))
     project.add_patch("also", ("src/a.cpp", "x + 5;\n", "x + 5;\n    other();\n"))
@@ -199,7 +202,7 @@ diff --git a/src/a.cpp b/src/a.cpp
 
 @pytest.mark.parametrize(("function", "outcome"), [(4, "conflict"), (7, "merged")])
 def test_reverse_patch_fitting_twin(project: Tiny, kvtool: Any, function: int, outcome: str) -> None:
-    """Let upstream have the call in function_7 only."""
+    """Let upstream have the call only in function_7."""
     head = "int function_7(int x) {\n"
     release(project, "v3", ("src/a.cpp", head, f"{head}    same(x);\n    call(x);\n    end(x);\n"))
     lock = project.root / "patches/upstream.lock"

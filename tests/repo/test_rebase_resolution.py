@@ -1,4 +1,4 @@
-"""Test when a conflict counts as resolved, and --abort, --skip, --drop and --continue in every place."""
+"""Test when a conflict counts as resolved. Also test --abort, --skip, --drop and --continue at every stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXITS = [("--abort",), ("--skip", "block"), ("--drop", "block"), ("--continue",)
 
 
 def with_attributes(project: Tiny, kvtool: Any, text: str) -> None:
-    """Move the series to an upstream with a .gitattributes, then stop a rebase onto v4 at `block`."""
+    """Move the series to an upstream with a .gitattributes. Then stop a rebase onto v4 at the patch `block`."""
     write_files(project.upstream, {".gitattributes": text})
     git(project.upstream, "add", "-A")
     project.add_patch("block", ("src/a.cpp", "x + 4;\n", "x + 40;\n"))
@@ -97,9 +97,9 @@ def test_conflict_outside_sparse_checkout(applied: Tiny, kvtool: Any, way: tuple
 
 @pytest.fixture
 def submodule(applied: Tiny, kvtool: Any, tmp_path: Path) -> tuple[Tiny, list[str]]:
-    """Stop a rebase at a patch that moves a submodule that upstream moves, too.
+    """Stop a rebase at a patch that changes a submodule which upstream changes, too.
 
-    Return the project and the submodule's commits.
+    Return the project and the commits of the submodule.
     """
     module = tmp_path / "module"
     module.mkdir()

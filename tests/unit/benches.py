@@ -1,4 +1,4 @@
-"""Run `kvtool bench` with the fake programs of a test."""
+"""Run `kvtool bench` with the imitated programs of a test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def project(place: Path) -> Project:
 
 
 def run_bench(place: Path, kind: type[_R], **options: object) -> _R:
-    """Run the programs in place/bin with fields of bench.Options, and return the report."""
+    """Run the programs in place/bin with the given options of `kvtool bench`, and return the report."""
     given = bench.Options(**{"bin_dir": place / "bin", **options})  # type: ignore[arg-type]
     result = bench.run_benchmark(Env(Console(quiet=True), lambda: project(place)), given)
     assert isinstance(result, kind)

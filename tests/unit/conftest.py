@@ -1,4 +1,8 @@
-"""Provide a scripted web server for `kvtool top`, an address without a server, and a project for `kvtool verify`."""
+"""Provide fixtures for the unit tests.
+
+They are a web server with scripted answers for `kvtool top`, an address without a server, and a project for `kvtool
+verify`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 
 @pytest.fixture
 def unused_address() -> Iterator[str]:
-    """Yield a loopback address with no listener. The port is bound, so no other program can listen there."""
+    """Yield an address of this machine where nothing listens.
+
+    The port is in use, so that no other program can listen there.
+    """
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -35,7 +42,7 @@ def unused_address() -> Iterator[str]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Create a project with fake binaries and a vocabulary, and make it the current directory."""
+    """Make a project with imitated programs and a vocabulary, and make its folder the current one."""
     root = tmp_path / "project"
     (root / "patches").mkdir(parents=True)
     (root / "patches" / "series.toml").write_text("")

@@ -1,4 +1,4 @@
-"""Create a patch from two texts, apply it elsewhere, and return the verdict of the placement check."""
+"""Make a patch from two texts, apply it to another text, and return the verdict of the check of places."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def diff(tmp_path: Path, old: str, new: str, context: int) -> bytes:
 def judge(
     tmp_path: Path, patched: str, target: str, result: str, base: str = "", path: str = "f.cpp"
 ) -> list[HunkPlacement]:
-    """Check a patch base -> patched that turned target into result."""
+    """Check the places of the patch from `base` to `patched`, which turned `target` into `result`."""
     base = base or "".join(BASE)
     pieces = pieces_of(parse_diff(diff(tmp_path, base, patched, 1))[0])
     before, after, moved, applied = (SourceFile(text.encode(), path) for text in (base, patched, target, result))

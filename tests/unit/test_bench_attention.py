@@ -1,4 +1,4 @@
-"""Test kvtool bench --attention against a fake kv-bench: comparisons, bars and plots."""
+"""Test kvtool bench --attention with an imitated kv-bench: comparisons, targets and plots."""
 
 from __future__ import annotations
 

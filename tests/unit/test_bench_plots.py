@@ -11,7 +11,7 @@ from kvtool.bench import plots
         ([0, 30, 10], [0, 30, 10]),
         ([5, 5], [0, 10]),
         ([30, 1, 2, 3], [30, -8, 2, 12]),
-        ([0, 8, 15], [-2.33, 7.67, 17.67]),  # moving the first two apart moves the third one
+        ([0, 8, 15], [-2.33, 7.67, 17.67]),  # moving the first two apart also moves the third one
         ([], []),
     ],
 )

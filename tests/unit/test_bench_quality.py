@@ -1,4 +1,4 @@
-"""Test kvtool bench --quality against a fake llama-perplexity: runs, budgets, continuation and errors."""
+"""Test kvtool bench --quality with an imitated llama-perplexity: runs, budgets, continuation and errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvtool.errors import DiskError, MeasureError, UsageError
 from tests import fakes
 from tests.unit.benches import run_bench
 
-# A cell of f16 has 10 KiB, the cache grows by 256 cells, and --kv-budget counts 2 MiB of compute buffers.
+# A cell of f16 has 10 KiB. The cache grows by 256 cells. --kv-budget also counts 2 MiB of compute buffers.
 PERPLEXITY = """
 import os, sys
 args = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""Test kvtool bench --serve against a fake llama-server: counts, failures and files."""
+"""Test kvtool bench --serve with an imitated llama-server: counts, failures and files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from kvtool.errors import MeasureError, UsageError
 from tests import fakes
 from tests.unit.benches import run_bench
 
-# A prompt may start with an earlier prompt: with the flag, of any slot; else, of its own slot. A token uses 10 bytes.
+# A prompt can reuse an earlier prompt that it begins with: of any slot with --kv-share-prefix, else only of its own
+# slot. A token needs 10 bytes.
 SERVER = """
 import json, os, sys, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -77,7 +78,7 @@ def run(place: Path, **options: object) -> ServeResult:
 def test_all_modes_serve_same_chats(place: Path) -> None:
     static, dynamic, shared = run(place).rows
     assert [row.mode for row in (static, dynamic, shared)] == ["static", "dynamic", "shared"]
-    # two turns: 500 shared tokens and 25 of the chat; then the same, the 2 tokens of the answer and 25 more
+    # First 500 shared tokens and 25 of the chat; in the second turn also the 2 tokens of the answer and 25 more.
     load = 3 * (525 + 552)
     for row in (static, dynamic, shared):
         assert (row.requests, row.errors, row.prompt_tokens) == (6, 0, load)

@@ -1,4 +1,4 @@
-"""Test speeds, intervals and bars of kvtool bench on made-up samples, without a program."""
+"""Test the speeds, intervals and targets of kvtool bench with invented samples. No program is run."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def test_outlier_pair_is_ignored() -> None:
 def test_growths_weigh_by_frequency() -> None:
     some = [pair(0, 1.0, 1.0), pair(0, 1.0, 3.0, added=100)]
     assert speed.speed_without_growth(some) == 1.0
-    assert speed.overall_speed(some) == pytest.approx(1 / 1.02)  # 2 more in one of 100 calls
+    assert speed.overall_speed(some) == pytest.approx(1 / 1.02)  # one of 100 calls needs 2 more
     assert speed.overall_speed([pair(0, 1.0, 1.0, n_tokens=50), pair(0, 1.0, 3.0, 100, 50)]) == pytest.approx(1 / 2)
     assert speed.overall_speed([pair(0, 1.0, 2.0, added=8, n_tokens=64)]) == pytest.approx(
         1 / 2
-    )  # more often than once a call
+    )  # if a growth occurs more often than once in a call
 
 
 def test_growth_every_time_has_no_steady() -> None:
@@ -58,7 +58,7 @@ def test_growth_every_time_has_no_steady() -> None:
         (0.0, None, None, None, 0, True),
         (1.0, 0.975, 1.2, 0.99, None, True),
         (1.0, 0.965, 1.01, 0.99, None, False),  # too uncertain
-        (0.985, 0.98, 0.99, 0.99, None, False),  # certain, and too low
+        (0.985, 0.98, 0.99, 0.99, None, False),  # certain, but too low
         (1.0, 0.98, 1.04, 0.99, 1.01, False),
         (None, None, None, 0.99, None, None),
     ],
@@ -79,7 +79,7 @@ def test_worst_depth_decides_bar() -> None:
 
 
 def sample(mode: str, points: list[tuple[str, int, int, int]]) -> list[runs.Row]:
-    """Return rows for points of (name, depth, resident MiB, committed MiB). The peak is 10 MiB higher."""
+    """Return rows for points (name, depth, resident MiB, committed MiB). The peak is always 10 MiB higher."""
     counted = {"n_grow": 1, "n_shrink": 0, "n_bytes_copied": 0, "t_grow_us": 1000, "t_grow_max_us": 1000}
     said = [
         {
@@ -106,4 +106,4 @@ def test_medians_count_growths_to_depth() -> None:
     some = [sample("copy", [("created", 0, 5 + i, 1), ("depth", 8, r, 9)]) for i, r in enumerate((30, 10, 20))]
     created, deep = runs.medians(some)
     assert (created.resident, deep.resident) == (6 * MIB, 20 * MIB)
-    assert created.growth_limit is None and deep.growth_limit == 4.0  # the second growth is beyond
+    assert created.growth_limit is None and deep.growth_limit == 4.0  # the second growth is beyond this depth

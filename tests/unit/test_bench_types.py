@@ -1,4 +1,4 @@
-"""Test kvtool bench --types against fake kv-bench and kv-check: measurements, bars and plots."""
+"""Test kvtool bench --types with an imitated kv-bench and kv-check: measurements, targets and plots."""
 
 from __future__ import annotations
 

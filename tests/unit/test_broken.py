@@ -1,4 +1,4 @@
-"""Test how tests/e2e/broken.py writes the library with lines that can be broken at run time."""
+"""Test how tests/e2e/broken.py writes the library whose lines can be broken while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the command line of `kvtool build`: accepted and refused options and printed output, without building."""
+"""Test the options that `kvtool build` accepts and refuses, and what it prints. Nothing is built."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "project"
     (root / "patches").mkdir(parents=True)
     (root / "patches" / "series.toml").touch()
-    # do not search the real Vulkan headers, since that needs seconds
+    # do not search for the real Vulkan headers, because that needs seconds
     monkeypatch.setattr(toolchain, "PREFIXES", (str(tmp_path / "usr"),))
     return root
 

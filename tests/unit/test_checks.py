@@ -1,4 +1,4 @@
-"""Test how kvtool verify judges the answers of kv-check, and the guards over all answers."""
+"""Test how kvtool verify judges the output of kv-check, and the checks of all results together."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_grown_counts_flash_attention_runs() -> None:
     [
         ("v0.5.0", "", 2, False),
         ("v0.5.0", "", 1, True),
-        ("v0.5.0", "rpc", 1, False),  # measured in host memory only
+        ("v0.5.0", "rpc", 1, False),  # the number was measured only in host memory
         ("b12345", "", 1, False),
         ("b12345", "rpc", 0, True),
     ],
@@ -184,7 +184,7 @@ GIB, MIB = 2**30, 2**20
         (8 * GIB, 65 * MIB, "too-big"),
         (None, 20 * MIB, "same"),
         (None, 8 * GIB, "too-big"),
-        (1 * GIB, 20 * MIB, "garbage"),  # less than its own cache: the measurement is wrong
+        (1 * GIB, 20 * MIB, "garbage"),  # less than the cache itself, so the measurement is wrong
     ],
 )
 def test_memory_is_judged_by_limits(static: int | None, dynamic: int, status: str) -> None:

@@ -1,4 +1,4 @@
-"""Test that the Makefile, ci/ and the workflows agree, and that their failures are reported."""
+"""Test that the Makefile, ci/ and the workflows agree, and that they report their failures."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_setup_keeps_linked_environment(tmp_path: Path) -> None:
     copy_of_setup(tmp_path / "real")
     made = tmp_path / "real" / ".venv" / "bin"
     made.mkdir(parents=True)
-    # the path as Python resolves it
+    # the path with links resolved, as Python sees it
     (made / "activate").write_text(f"VIRTUAL_ENV={(tmp_path / 'real').resolve()}/.venv\n")
     (made / "python").write_text("#!/bin/sh\n")
     (made / "python").chmod(0o755)
@@ -117,7 +117,10 @@ def test_setup_keeps_linked_environment(tmp_path: Path) -> None:
 
 
 def gpu(tmp_path: Path, programs: dict[str, str], **env: str) -> subprocess.CompletedProcess[str]:
-    """Run ci/gpu.sh in its own tree without a GPU. `programs` maps the programs of a build to their shell code."""
+    """Run ci/gpu.sh in a tree of its own, without a GPU.
+
+    programs: the shell code of each program of the build
+    """
     (tmp_path / "ci").mkdir(exist_ok=True)
     toys = tmp_path / "llama.cpp" / "build" / "gpu" / "toys"
     toys.mkdir(parents=True, exist_ok=True)
@@ -152,7 +155,7 @@ def test_gpu_steps_save_results_once(tmp_path: Path) -> None:
     assert {row["step"]: (row["rc"], row["answer"]) for row in rows} == {
         "pages": (7, None),
         **dict.fromkeys(in_place, (0, answer)),
-        # both ran and grew in another way than requested; then the check of static against static
+        # both ran, but grew in another way than they should; then a static cache is compared with itself
         **dict.fromkeys(by_copy, ("lacks", answer)),
         **dict.fromkeys((f"self-{name}" for name in by_copy), (0, answer)),
     }
@@ -200,7 +203,7 @@ def canary_report(tmp_path: Path, key: str = KEY, code: str = "conflict") -> Pat
 
 
 def issue(tmp_path: Path, report: Path, **env: str) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
-    """Run ci/issue.py with a fake gh. Return the result and the calls of gh, each with its stdin last."""
+    """Run ci/issue.py with an imitated gh. Return the result and the calls of gh, each with its stdin at the end."""
     folder, log = tmp_path / "bin", tmp_path / "gh.log"
     folder.mkdir(exist_ok=True)
     fakes.program(folder / "gh", GH)
@@ -262,10 +265,10 @@ def test_bits_unlike_upstream_are_counted(capsys: pytest.CaptureFixture[str]) ->
         "'copy 0 3' instead of 'copy 0 2'",
         "'exit code 0' instead of 'copy 0 2'",
         "'exit code -6' instead of 'copy 0 2'",
-        "",  # upstream prints no more
+        "",  # upstream prints no more than this
     ]
     assert bits.show(found) == 1 and bits.show(found[:1]) == 0
-    assert bits.show([row(theirs, theirs)]) == 2  # equal, but never grown by copy
+    assert bits.show([row(theirs, theirs)]) == 2  # equal, but the cache never grew by copy
     assert "| fa | 5 | 5, 0 | 5, 5 | 2, 4 | 1 |" in capsys.readouterr().out
 
 
@@ -281,8 +284,8 @@ def test_new_upstream_test_failures_are_counted(capsys: pytest.CaptureFixture[st
         "new": "FAILED: 4",
     }
     del patched["gone"]
-    assert script.show([unpatched, patched, patched]) == 4  # one each of lost, gone, broken and new
+    assert script.show([unpatched, patched, patched]) == 4  # one test each that is lost, gone, broken and new
     out = capsys.readouterr().out
-    assert "| bad | FAILED: 1 | FAILED: 3 | FAILED: 3 |" in out  # it fails in another way, so it is listed
+    assert "| bad | FAILED: 1 | FAILED: 3 | FAILED: 3 |" in out  # it fails in another way, so it is printed
     assert "| ours |" not in out
     assert "1 of 8 tests pass in all three columns, 1 run in none" in out

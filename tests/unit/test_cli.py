@@ -1,4 +1,4 @@
-"""Test the command line: help, errors with exit codes, and stdout with nothing but JSON."""
+"""Test the command line: help, errors with exit codes, and that nothing but JSON is printed to stdout."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_place_of_unknown_user(kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
 @pytest.mark.parametrize("json", [(), ("--json",)])
 def test_closed_pipe_and_full_disk(json: tuple[str, ...]) -> None:
-    """Expect the usual exit code if the reader of the pipe exits, and an error if the disk is full."""
+    """Expect the usual exit code if the reader of the pipe has ended, and an error if the disk is full."""
     argv = [sys.executable, "-m", "kvtool", "lint", *json]
     reader, writer = os.pipe()
     os.close(reader)
@@ -239,7 +239,7 @@ def test_result_as_json() -> None:
     assert to_plain({Path("x"): {1}}) == {"x": [1]}
 
 
-# Freeze the fields of each command's document, because scripts read them: add fields, never rename them.
+# Scripts read the document of each command. So fields may be added here, but never renamed.
 CONTRACT = {
     "init.InitResult": "project patches new_files files",
     "fetch.FetchResult": "tag tree commit source cache freed",
@@ -297,7 +297,8 @@ def test_project_defaults_to_package_checkout(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UsageError, match="no kvtool project"):
         project.find_project()
     make(tmp_path / "site/kvtool/_data")
-    assert project.find_project().tree == tmp_path / "llama.cpp"  # a wheel's data directory must not contain the tree
+    # the folder for data in a wheel must not contain a tree
+    assert project.find_project().tree == tmp_path / "llama.cpp"
 
 
 @pytest.mark.parametrize("args", [("rebase", "v2"), ("rebase", "--abort"), ("export",)])

@@ -28,7 +28,7 @@ COMMON = (
 )
 RELEASE = "-DCMAKE_BUILD_TYPE=Release " + COMMON
 
-# Freeze the commands: a user without kvtool can type them.
+# The exact commands, which a user without kvtool can type.
 CONFIGURE = {
     "cpu": RELEASE + "-DCMAKE_INSTALL_RPATH=$ORIGIN -DGGML_METAL=OFF",
     "metal": RELEASE + "-DCMAKE_INSTALL_RPATH=@loader_path -DGGML_METAL=ON -DGGML_METAL_EMBED_LIBRARY=ON "
@@ -85,7 +85,7 @@ def test_page_build_uses_given_npm(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = make("cpu", npm=Path("/venv/bin/npm"), with_page=True)
     assert "-DLLAMA_BUILD_UI=ON" in planned.configure
     assert planned.env["PATH"].split(os.pathsep) == ["/venv/bin", "/elsewhere"]
-    nowhere = make("cpu", with_page=True, page_required=True)  # only a dry run has no npm
+    nowhere = make("cpu", with_page=True, page_required=True)  # this can only happen in a dry run
     assert "-DLLAMA_BUILD_UI=ON" in nowhere.configure and "PATH" not in nowhere.env
 
 
@@ -174,7 +174,7 @@ def test_build_directories() -> None:
 
 
 def _added_presets() -> dict[str, dict[str, object]]:
-    """Return the presets that our patch adds to upstream's CMakePresets.json, by name."""
+    """Return the presets that a patch adds to upstream's CMakePresets.json, by name."""
     patches = Path(__file__).parents[2] / "patches"
     for patch in patches.glob("*.patch"):
         _, found, rest = patch.read_text().partition("diff --git a/CMakePresets.json b/CMakePresets.json\n")
@@ -186,12 +186,12 @@ def _added_presets() -> dict[str, dict[str, object]]:
 
 
 def test_metal_preset_matches_kvtool_flags() -> None:
-    """Compare `cmake --preset apple-metal-release` with `kvtool build --metal`."""
+    """Compare the flags of `cmake --preset apple-metal-release` with those of `kvtool build --metal`."""
     presets = _added_presets()
     ours = make("metal", system="Darwin").flags
-    # leave out kvtool's own choices: tests, and no downloads
+    # leave out the values that kvtool sets for every backend
     expected = {name: value for name, value in ours.items() if name not in cmake.COMMON_FLAGS}
-    del expected["CMAKE_BUILD_TYPE"]  # is in upstream's hidden preset "release"
+    del expected["CMAKE_BUILD_TYPE"]  # upstream's hidden preset "release" has it
     assert presets["apple-metal"]["cacheVariables"] == expected
     assert presets["apple-metal-release"]["inherits"] == ["apple-metal", "release"]
     assert presets["apple-metal-debug"]["inherits"] == ["apple-metal", "debug"]

@@ -14,7 +14,7 @@ from kvtool.top.reading import Budget, Conversations, Memory
 ROOT = Path(__file__).resolve().parents[2]
 CPP = ROOT / "cpp"
 WRITERS = ("tools/kv-check/report.cpp", "tools/kv-check/memory.cpp", "tools/kv-bench/kv-bench.cpp")
-# Map each module that reads documents of kv-check and kv-bench to the other names that it looks up.
+# For each module that reads documents of kv-check and kv-bench, the other names that it reads.
 READERS = {
     "kvtool/verify/checks.py": set(),
     "kvtool/verify/runner.py": set(),
@@ -28,7 +28,7 @@ def text(path: str) -> str:
 
 
 def log_lines() -> dict[str, str]:
-    """Return the log lines of llama-kv-log.h by the names of their macros."""
+    """Return the log lines of llama-kv-log.h, by the names of their macros."""
     found = dict(re.findall(r"^#define (\w+)\s+(.*)$", text("cpp/src/llama-kv-log.h"), re.MULTILINE))
     whole = {name: re.sub(r"LLAMA_KV_LOG_\w+", lambda macro: found[macro[0]], value) for name, value in found.items()}
     return {name: "".join(re.findall(r'"([^"]*)"', value)) for name, value in whole.items()}
@@ -89,7 +89,7 @@ def test_server_fields_are_written_by_the_server() -> None:
 
 
 def test_top_reads_only_server_fields() -> None:
-    own = {"context", "more"}  # not from the server
+    own = {"context", "more"}  # kvtool sets these itself
     assert {field.name for field in fields(Memory)} - own <= contract.SERVER_FIELDS["kv_cache"]
     assert {field.name for field in fields(Budget)} == contract.SERVER_FIELDS["kv_budget"]
     assert {field.name for field in fields(Conversations)} == contract.SERVER_FIELDS["conversations"]

@@ -1,4 +1,4 @@
-"""Test the device that kvtool verify uses: ggml-rpc-servers that it starts and ends, or a build's own GPU."""
+"""Test the device of kvtool verify: ggml-rpc-servers that it starts and ends, or the GPU of a build."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_rpc_starts_and_ends_servers(
     ids = [f["id"] for f in document(capsys)["findings"]]
     assert ids[0] == "kv-check/llama-dense/fa-on/quick/rpc"
     assert "server/llama-dense/single/rpc" in ids
-    # start one server per job, because a server accepts one client at a time
+    # each job needs its own server, because a server accepts one client at a time
     ports = set()
     for lane in seen[0].lanes:
         with lane() as args:
@@ -66,7 +66,7 @@ def test_rpc_port_in_use_is_retried(here: Path, tmp_path: Path, monkeypatch: pyt
     listens = devices._listens
 
     def late(port: int) -> bool:
-        time.sleep(1)  # let the server notice that the port is in use
+        time.sleep(1)  # wait until the server has noticed that the port is in use
         return listens(port)
 
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -90,7 +90,7 @@ def test_dead_rpc_server_is_error(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_silent_rpc_server_is_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.program(tmp_path / "ggml-rpc-server", "import time; time.sleep(60)")
     monkeypatch.setattr(devices, "_START_SECONDS", 0.2)
-    ports = iter([server.free_port()])  # another server would fail, too
+    ports = iter([server.free_port()])  # only one port, so that a second attempt would fail
     monkeypatch.setattr(devices, "free_port", lambda: next(ports))
     with pytest.raises(VerifyError, match="it does not listen"), devices.device("rpc", tmp_path, tmp_path, 0):
         pass

@@ -1,4 +1,4 @@
-"""Test docs/: each claim names an existing test, tables are complete, links are valid."""
+"""Test docs/: each claim names a test that exists, tables are complete, and links are valid."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PAGES = [
 
 
 def slug(heading: str) -> str:
-    """Return the anchor that GitHub makes of a heading."""
+    """Return the anchor that GitHub makes from a heading."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 

@@ -1,4 +1,4 @@
-"""Test the imports between the modules of kvtool: no cycles, and one direction between the layers."""
+"""Test the imports between the modules of kvtool: there is no cycle, and layers import only earlier layers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LAYERS = ("kvtool.series", "kvtool.replay", "kvtool.worktree")  # a module imports only its own and earlier layers
+# a module imports only modules of its own layer and of earlier layers
+LAYERS = ("kvtool.series", "kvtool.replay", "kvtool.worktree")
 
 
 def imports_of(file: Path, modules: set[str]) -> set[str]:
-    """Return the modules of kvtool that a file imports, also inside functions."""
+    """Return the modules of kvtool that a file imports, including imports in functions."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -25,7 +26,7 @@ def imports_of(file: Path, modules: set[str]) -> set[str]:
 
 
 def import_graph(root: Path) -> dict[str, set[str]]:
-    """Return the imports of each module of the package kvtool below `root`."""
+    """Return the imports of each module of the package kvtool in the folder `root`."""
     files = {
         ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file
         for file in (root / "kvtool").rglob("*.py")
@@ -34,7 +35,10 @@ def import_graph(root: Path) -> dict[str, set[str]]:
 
 
 def find_cycle(graph: dict[str, set[str]]) -> list[str]:
-    """Return the modules on import cycles: remove modules that import none of the others, or that none imports."""
+    """Return the modules that are on a cycle of imports.
+
+    Modules that import none of the others, or that none of the others imports, are removed until nothing changes.
+    """
     left = set(graph)
     while True:
         imported = set().union(*(graph[name] for name in left))
@@ -45,7 +49,7 @@ def find_cycle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def find_upward_imports(graph: dict[str, set[str]]) -> list[str]:
-    """Return the imports from a layer to a later layer, and the imports of git by the first layer."""
+    """Return the imports from a layer to a later layer, and the imports of git in the first layer."""
     found = []
     for name, imports in graph.items():
         layer = next((n for n, prefix in enumerate(LAYERS) if name.startswith(prefix)), None)

@@ -1,4 +1,4 @@
-"""Test the journal of `kvtool verify --matrix`: it loses no finding and trusts no damaged line."""
+"""Test the journal of `kvtool verify --matrix`: it must not lose a finding, nor use a damaged line."""
 
 from __future__ import annotations
 

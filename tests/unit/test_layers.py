@@ -1,4 +1,4 @@
-"""Test the layers of patches/series.toml: their pages, and the includes between the files of cpp/."""
+"""Test the layers (groups of patches) in series.toml: their pages, and the includes between the files of cpp/."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = find_project(ROOT)
 GROUPS = load_groups(PROJECT)
 FILES = {file.path: file.source.read_text(encoding="utf-8") for file in new_files(PROJECT.cpp)}
-# An optional include follows directly after `#ifdef NAME` or `#if __has_include("x.h")`.
+# An optional include is directly below `#ifdef NAME` or `#if __has_include("x.h")`.
 INCLUDE = re.compile(r'(?<!__has_include\(")^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 OPTIONAL = re.compile(r'#if(?:def \w+| __has_include\("[^"]+"\))\n[ \t]*#[ \t]*include[ \t]+"([^"]+)"')
 FOLDERS = ("src", "include", "common", "ggml/include", "ggml/src", "tools/kv-check", "tools/server")
 
 
 def resolved(file: str, name: str) -> str:
-    """Return the file of cpp/ that an include names, or "" if it is upstream's or the system's."""
+    """Return the file of cpp/ that an include names; "" if it is a file of upstream or of the system."""
     here = posixpath.dirname(file)
     places = (posixpath.normpath(f"{folder}/{name}") for folder in (here, *FOLDERS))
     return next((place for place in places if place in FILES), "")
 
 
 def includes_of(group: str) -> set[tuple[str, str]]:
-    """Return the includes of a group's files that a tree with this group does not have: (file, included file)."""
+    """Return the includes of a group's files that are missing in a tree with this group, as (file, included file)."""
     chosen = close_groups(GROUPS, [group]) or tuple(each.id for each in GROUPS)
     found = set()
     for file, text in FILES.items():

@@ -1,4 +1,4 @@
-"""Test each rule of kvtool lint on a patch file, with its line, and a patch without mistakes."""
+"""Test each rule of kvtool lint with a patch file and the line of the mistake. Also test a patch without mistakes."""
 
 from __future__ import annotations
 

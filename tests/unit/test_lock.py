@@ -1,4 +1,4 @@
-"""Test parsing of upstream.lock: valid locks, and errors that name the mistake."""
+"""Test the parser of upstream.lock with valid locks, and with errors that must name the mistake."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_missing_file_and_wrong_bytes(tmp_path: Path) -> None:
 
 
 def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
-    """Accept the mark that Notepad writes."""
+    """Accept the byte order mark that Notepad writes."""
     (tmp_path / "upstream.lock").write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
     assert load_lock(tmp_path / "upstream.lock") == parse_lock(GOOD)
 

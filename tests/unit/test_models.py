@@ -1,4 +1,4 @@
-"""Test generated models: made once, readable by gguf's own reader, and never left half-written."""
+"""Test the models that kvtool makes: made once, readable for gguf's own reader, and never left incomplete."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def write_toy(path: Path, n_vocab: int = 4, n_embd: int = 16) -> Path:
         "output_norm.weight": (n_embd,),
         "blk.0.attn_q.weight": (32, n_embd),
         "blk.0.attn_q_norm.weight": (8,),
-        "blk.0.ffn_up.weight": (n_vocab, n_embd),  # as many rows as tokens, but not the vocabulary
+        "blk.0.ffn_up.weight": (n_vocab, n_embd),  # as many rows as tokens, but this is not the vocabulary
         "blk.0.ssm_a": (8,),
         "blk.0.attn_q.scale": (1,),
         "blk.0.attn_q.input_scale": (1,),
@@ -155,8 +155,9 @@ def test_weights_are_scaled(made: Path) -> None:
     weights = tensors(made)
     assert abs(float(np.mean(weights["output_norm.weight"].data)) - 1) < 0.2
     assert abs(float(np.mean(weights["blk.0.attn_q_norm.weight"].data)) - 2) < 0.3
-    assert abs(float(np.std(weights["blk.0.attn_q.weight"].data)) - 2 / 4) < 0.1  # gain 2, fan-in 16
-    assert (weights["blk.0.ssm_a"].data < 0).all()  # a decay stays negative
+    # the gain is 2, and a row has 16 elements
+    assert abs(float(np.std(weights["blk.0.attn_q.weight"].data)) - 2 / 4) < 0.1
+    assert (weights["blk.0.ssm_a"].data < 0).all()  # a decay must stay negative
     assert not [name for name in weights if name.endswith("scale")]
 
 
@@ -166,7 +167,7 @@ def test_text_model_depends_on_seed(tmp_path: Path, made: Path) -> None:
     assert again.read_bytes() == made.read_bytes()
     other = models.text_model(toy, words, tmp_path / "elsewhere", seed=2)
     assert other.read_bytes() != made.read_bytes()
-    assert not again.exists()  # one generation of a model is kept
+    assert not again.exists()  # only the newest version of a model is kept
 
 
 def test_changed_toy_renews_text_model(tmp_path: Path, made: Path) -> None:

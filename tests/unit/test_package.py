@@ -1,4 +1,4 @@
-"""Test the archive of a build: its name, reproducible bytes, and the check of its contents."""
+"""Test the archive of a build: its name, its bytes, which must always be the same, and the check of its contents."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_empty_file_is_error() -> None:
 
 @pytest.mark.parametrize("signature", [b"-- \n2.39.5\n\n", b"-- \nmine\n- two\n"])
 def test_signature_is_not_diff(signature: bytes) -> None:
-    # a removed "- " looks like a signature
+    # the removed line "- " looks like the signature of a mail
     row = MAIL.replace(b"-all\n", b"-all\n-- \n").replace(b"@@ -1 +0,0", b"@@ -1,2 +0,0")
     assert parse_mail(row + signature, "here").diff == parse_mail(row, "here").diff == row[row.index(b"diff --git") :]
 

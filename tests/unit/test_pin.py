@@ -1,4 +1,4 @@
-"""Test adding an upstream to the lock: its position, with every other line unchanged."""
+"""Test how an upstream tag is added to the lock: at the right position, with all other lines unchanged."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def lock() -> Lock:
 @pytest.mark.parametrize(
     ("tag", "date", "place"),
     [
-        ("b300", "2026-04-01", 3),  # newer than all
+        ("b300", "2026-04-01", 3),  # newer than all others
         ("v2.0", "2026-04-01", 3),
         ("b150", "2026-01-20", 1),
-        ("b150", "2026-11-20", 1),  # the mirror made the commit today: the number decides
+        ("b150", "2026-11-20", 1),  # the mirror made the commit today, so the number decides
         ("b50", "2026-11-20", 0),
-        ("b250", "2026-02-20", 2),  # before v1.0, by its date
+        ("b250", "2026-02-20", 2),  # before v1.0, because of its date
         ("b250", "2025-01-01", 2),  # but never before a lower number
         ("v0.9", "2026-02-01", 1),
     ],

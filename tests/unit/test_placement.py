@@ -1,4 +1,4 @@
-"""Test the placement check of a hunk: the line map, the enclosing function and the messages."""
+"""Test the check of a hunk's place: the line map, the function around the hunk, and the messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.placing import BASE, diff, judge
 
 
 def add(text: str, after: str, line: str = "    more();\n") -> str:
-    """Insert `line` into the text after the only occurrence of `after`."""
+    """Insert `line` into the text after `after`, which must occur exactly once."""
     assert text.count(after) == 1
     return text.replace(after, after + line)
 
@@ -56,7 +56,7 @@ def test_changed_signature_is_right_place(tmp_path: Path) -> None:
 
 
 def test_removed_function_refuses_hunk(tmp_path: Path) -> None:
-    """Use a function whose last lines equal those before it, so that a diff may confuse the two."""
+    """Remove a function whose last lines are equal to those before it, so that a diff may confuse the two."""
     patched = "".join(BASE).replace("    return y;\n}\n\nint f4", "    return y;\n    // end\n}\n\nint f4")
     target = "".join([*BASE[:2], BASE[3]])
     for function in ("f2", "f4"):
@@ -94,7 +94,7 @@ EDITED = BASE[2].replace("use(y);", "use(y, 0);").replace("return y", "return -y
 
 
 def methods(text: str) -> str:
-    """Turn the functions into methods of a class. git's hunk headings then contain `private:`."""
+    """Turn the functions into methods of a class, so that git uses `private:` as the heading of hunks."""
     return (
         "class c {\nprivate:\n"
         + "".join(f"    {line}" if line.strip() else line for line in text.splitlines(True))
@@ -127,7 +127,7 @@ def test_two_copies_of_removed_function(tmp_path: Path) -> None:
 
 
 def test_copy_after_unchanged_function(tmp_path: Path) -> None:
-    """Use a copy for which a diff may report that the body moved to it."""
+    """Use a copy for which a diff may report that the body of the function was moved into it."""
     target = "".join([*BASE[:3], BASE[2].replace("f3", "g3"), BASE[3]])
     pieces = pieces_of(parse_diff(diff(tmp_path, "".join(BASE), PATCHED, 1))[0])
     texts = ("".join(BASE), PATCHED, target, target.replace(F3, F3 + "    more();\n", 1))
@@ -211,9 +211,9 @@ def test_runs_do_not_depend_on_the_context(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "kept"),
     [
-        ("abc", "abc", {0: 0, 1: 1, 2: 2}),  # all of them
+        ("abc", "abc", {0: 0, 1: 1, 2: 2}),  # all lines
         ("abc", "xabyc", {0: 1, 1: 2, 2: 4}),
-        ("a}}b", "xa}b", {0: 1, 3: 3}),  # the braces are indistinguishable
+        ("a}}b", "xa}b", {0: 1, 3: 3}),  # the two braces cannot be distinguished
         ("ab", "yba", {}),  # in another order
         ("}", "}}", {}),
         ("abc", "", {}),

@@ -1,7 +1,7 @@
-"""Test hunks whose code upstream has or had twice.
+"""Test hunks whose code is twice in upstream, or was.
 
-A hunk must stay with its own code and fail if that code was removed. Each case is the place where git puts the hunk,
-and the expected verdict of the check.
+A hunk must stay with its own code. If that code was removed, the hunk must fail. Each case has the place at which git
+applies the hunk, and the verdict that the check must return.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def put(text: str, line: str, after: str) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """Describe a hunk that adds `line` after `after`, in base and, by git, in target.
+    """Describe a hunk that adds `line` after `after` in `base`, and that git applies to `target`.
 
-    `says` is a part of the expected `wrong` or `note`.
+    says: a part of the expected `wrong` or `note`
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Test processes: output, failure and interruption, and that none is left running."""
+"""Test how processes are run: output, failure and interruption. No process may be left running."""
 
 from __future__ import annotations
 
@@ -88,13 +88,14 @@ def test_stream_splits_at_line_ends() -> None:
 
 
 def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 30  # the process runs for 60 s
+    deadline = time.monotonic() + 30  # the process would run for 60 seconds
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
             return True
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # without /proc, or if the process ends now
+        # there is no /proc, or the process ended just now
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
                 return True
         time.sleep(0.05)
@@ -157,7 +158,7 @@ def test_signal_during_start_kills_program(
 
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
     before = signal.signal(signal.SIGTERM, stop)
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored if this runs as a background job
     argv = [PY, "-c", "import time; time.sleep(60)"]
     try:
         with pytest.raises(KeyboardInterrupt):

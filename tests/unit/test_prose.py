@@ -17,7 +17,7 @@ import kvtool
 
 ROOT = Path(__file__).parents[2]
 PROSE = runpy.run_path(str(ROOT / "ci/prose.py"))
-LIMIT = 4.0  # markers per 1000 words; model codebases have 0.9 to 2.7
+LIMIT = 4.0  # phrases to avoid, per 1000 words; good projects have 0.9 to 2.7
 METHODS = (FunctionType, property, functools.cached_property, classmethod, staticmethod)
 # fmt: off
 NOT_A_VERB = {
@@ -40,7 +40,7 @@ def test_riddle_is_counted() -> None:
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
-    """Yield the name and the docstring, perhaps inherited, of each public function and method of kvtool."""
+    """Yield the name and the docstring of each public function and method of kvtool. The docstring may be inherited."""
     for info in pkgutil.walk_packages(kvtool.__path__, "kvtool."):
         if ".stub" in info.name or ".templates" in info.name or info.name.endswith("__main__"):
             continue

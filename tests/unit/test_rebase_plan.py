@@ -1,4 +1,4 @@
-"""Test the message about a patch that changes less on the new upstream."""
+"""Test the message about a patch that has fewer changes on the new upstream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that results survive JSON unchanged, and that Markdown tables keep their columns."""
+"""Test that results stay the same as JSON and back, and that Markdown tables keep their columns."""
 
 import dataclasses
 import json

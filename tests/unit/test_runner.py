@@ -1,4 +1,4 @@
-"""Test the runs of kv-check and the memory measurement against a fake program with every kind of failure."""
+"""Test how kv-check and the measurement of memory are run, with an imitated program that fails in every way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvtool.verify.checks import Check, Finding
 from kvtool.verify.devices import IN_MEMORY
 from tests import fakes
 
-FAST = 120.0  # for programs that end at once: the machine may be busy
+FAST = 120.0  # seconds for programs that end at once, because the machine may be busy
 
 
 @pytest.fixture
@@ -152,6 +152,6 @@ def test_interrupt_kills_running_checks(kv_check: Path, tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         runner.kv_checks(checks, kv_check, [IN_MEMORY], interrupt)
-    # the fake sleeps for an hour: if it still ran, its command line would be found
+    # the imitated program would sleep for an hour; if it still ran, its command line would be in the list
     listed = subprocess.run(["ps", "-A", "-o", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in listed

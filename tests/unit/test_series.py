@@ -1,4 +1,4 @@
-"""Test series.toml and cpp/: valid files, and errors that name the mistake."""
+"""Test series.toml and cpp/ with valid files, and with errors that must name the mistake."""
 
 from __future__ import annotations
 

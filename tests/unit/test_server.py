@@ -1,4 +1,4 @@
-"""Test the llama-server driver against a fake server that starts, dies, hangs, and is always ended."""
+"""Test how llama-server is controlled, with an imitated server that starts, dies or hangs. It must always be ended."""
 
 from __future__ import annotations
 

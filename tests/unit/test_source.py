@@ -44,15 +44,15 @@ eight)";
     [
         (1, []),  # the function itself, and blocks that begin in this line, are left out
         (3, [1]),
-        (5, [1]),  # over an empty line and a directive
-        (7, []),  # an empty line is in the block of the next line
+        (5, [1]),  # an empty line and a directive are skipped
+        (7, []),  # an empty line belongs to the block of the next line
         (8, []),
-        (10, [8]),  # over a line with only a brace
+        (10, [8]),  # a line with only a brace is skipped
         (9, [8]),
-        (14, []),  # a block without a header
+        (14, []),  # a block without a first line
         (15, [14]),
-        (20, [19, 18, 17]),  # several labels
-        (25, [23]),  # a class is included, and a literal ends no block
+        (20, [19, 18, 17]),  # several labels in a row
+        (25, [23]),  # a class counts, and a brace in a literal does not end a block
         (99, []),
     ],
 )

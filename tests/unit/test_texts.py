@@ -1,6 +1,6 @@
 """Test the comparison of texts with and without the flag.
 
-Programs give equal, different or unstable texts, do not grow, or fail on one side.
+The imitated programs write equal, different or unstable texts, do not grow, or fail on one side.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def complete(bin_dir: Path, name: str, timeout: float = 120.0) -> Finding:
         ("not-grown", "not-grown", CheckOutcome.FAILED),
         ("always-grows", "differs", CheckOutcome.FAILED),
         ("empty", "garbage", CheckOutcome.FAILED),
-        ("hasty", "same", CheckOutcome.PASSED),  # most runs end before their text is written
+        ("hasty", "same", CheckOutcome.PASSED),  # most of its runs end before their text is written
         ("never-ends", "garbage", CheckOutcome.FAILED),
         ("static-fails", "static-fails", CheckOutcome.FAILED),
         ("dynamic-fails", "dynamic-fails", CheckOutcome.FAILED),
@@ -114,7 +114,8 @@ def test_server_status(bin_dir: Path, name: str, exact: bool, status: str, outco
 
 
 def test_static_repeat_explains_dynamic_text(bin_dir: Path) -> None:
-    # starts: static-1 (odd), dynamic (even), static-2 (odd), static-3 (even): only the third control matches
+    # The starts are static-1 (odd), dynamic (even), static-2 (odd) and static-3 (even). So only the third static run
+    # gives the text of the dynamic run.
     found = serve(bin_dir, "flips", exact=False)
     assert (found.status, found.details["static_runs"]) == ("same", 4 - 1)
     assert found.details["not_repeated_by_static"] > 0
@@ -143,7 +144,7 @@ def test_misread_slot_file_differs(bin_dir: Path) -> None:
 
 
 class Parts:
-    """Imitate a llama-server with a projector and a draft, or with --draft-lazy with the requested ones."""
+    """Imitate a llama-server with a projector and a draft model. With --draft-lazy, it has those that were loaded."""
 
     def __init__(self, args: list[str], grows: bool) -> None:
         self.has = set() if parts.LAZY[1] in args else {"speculative", "mmproj"}

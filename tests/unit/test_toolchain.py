@@ -1,4 +1,4 @@
-"""Test the search for build tools on fake machines that have only the programs of the test."""
+"""Test the search for build tools on imitated machines, which have only the programs that the test adds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the fake progra
 
 
 class Machine:
-    """Provide a PATH and a Python environment that are empty at first."""
+    """Provide a PATH and a Python environment, both empty at first."""
 
     def __init__(self, root: Path) -> None:
         self.bin = root / "bin"
@@ -113,7 +113,7 @@ def test_all_missing_tools_in_one_error(machine: Machine) -> None:
 
 
 def test_failing_compiler_is_missing(machine: Machine) -> None:
-    """Imitate the c++ of macOS that only asks to install the command line tools."""
+    """Imitate the c++ of macOS that only asks the user to install the command line tools."""
     everything_for_cpu(machine)
     stub = machine.add("c++", says="xcrun: error: invalid active developer path", code=1)
     with pytest.raises(MissingToolError) as caught:
@@ -126,7 +126,7 @@ def test_cxx_variable_with_arguments(machine: Machine, monkeypatch: pytest.Monke
     other = machine.add("mycxx", says="mycxx 9.9")
     monkeypatch.setenv("CXX", "mycxx -m64")
     assert toolchain.find_compiler("C++") == toolchain.Tool("C++ compiler", other, "9.9")
-    monkeypatch.setenv("CXX", " ")  # like an unset variable
+    monkeypatch.setenv("CXX", " ")  # this must be treated as an unset variable
     assert toolchain.find_compiler("C++").path
     monkeypatch.setenv("CXX", "nowhere")
     with pytest.raises(MissingToolError, match=r"\$CXX names nowhere"):
@@ -158,7 +158,7 @@ def test_cuda_passes_nvcc_to_cmake(machine: Machine, monkeypatch: pytest.MonkeyP
     with pytest.raises(MissingToolError, match="cuBLAS") as caught:
         toolchain.require("cuda", "Linux")
     assert "nvcc" not in caught.value.what
-    # a wrapper on PATH does not reveal the toolkit's directory
+    # the folder of a wrapper on PATH is not the folder of the toolkit
     machine.add("nvcc", says="Cuda compilation tools, release 13.0")
     header = toolchain.CUDA_BIN.parent / "targets" / "x86_64-linux" / "include" / "cublas_v2.h"
     header.parent.mkdir(parents=True)
@@ -199,7 +199,7 @@ def test_nvcc_from_pypi(machine: Machine) -> None:
 
 
 def vulkan(root: Path, text: str) -> Path:
-    """Create Vulkan headers, SPIRV headers and a loader below a prefix."""
+    """Make Vulkan headers, SPIRV headers and a loader in a folder."""
     config = "share/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
     headers = ("include/vulkan/vulkan.hpp", "include/vulkan/vulkan_core.h")
     for name in (*headers, "lib/x/libvulkan.so", config):

@@ -1,4 +1,4 @@
-"""Test `kvtool top` against a scripted server: every kind of server, single readings and watching."""
+"""Test `kvtool top` with a scripted server: every kind of server, single readings, and watching."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_json_of_one_reading(fake: Fake, kvtool: Any) -> None:
 
 def test_text_of_one_reading(fake: Fake, kvtool: Any) -> None:
     fake.say(kv_cache={"target": {**TARGET, "device": "a", "other_bytes": MIB, "hole_share": 0.82421875}})
-    for args in (["--once"], []):  # without a terminal it also reads once
+    for args in (["--once"], []):  # without a terminal, the server is also read only once
         ran = kvtool("top", fake.url, *args)
         assert ran.code == 0 and ran.err == ""
         for said in (
@@ -198,7 +198,7 @@ def test_api_key_option_and_variable(fake: Fake, kvtool: Any, monkeypatch: pytes
     wrong = kvtool("top", fake.url, "--api-key", "0pen")
     assert wrong.code == 2 and "wants another API key" in wrong.err and "0pen" not in wrong.err
     assert kvtool("top", fake.url, "--api-key", "sesame").code == 0
-    monkeypatch.setenv("LLAMA_API_KEY", " sesame, other\n")  # the format of the server: several keys
+    monkeypatch.setenv("LLAMA_API_KEY", " sesame, other\n")  # the server accepts several keys in this variable
     assert kvtool("top", fake.url).code == 0
     assert kvtool("top", fake.url, "--api-key", "0pen").code == 2
     assert "sesame" not in kvtool("top", "--help").out
@@ -239,7 +239,7 @@ def test_invalid_interval(fake: Fake, kvtool: Any, interval: str) -> None:
 def test_loopback_ignores_proxy(fake: Fake, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("no_proxy", raising=False)
     assert kvtool("top", fake.url).code == 0
-    ran = kvtool("top", "http://example.invalid")  # the proxy of the sealed tests refuses
+    ran = kvtool("top", "http://example.invalid")  # the tests set a proxy that refuses connections
     assert ran.code == 9 and "refused" in ran.err
 
 
@@ -248,7 +248,7 @@ def test_loopback_ignores_proxy(fake: Fake, kvtool: Any, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def watch(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run `kvtool top` with a step in place of each pause, then Ctrl-C. Return (pictures, exit code)."""
+    """Run `kvtool top` with a step in place of each pause, and then Ctrl-C. Return the pictures and the exit code."""
 
     def run(*steps: Callable[[], object]) -> tuple[list[str], int]:
         pictures: list[str] = []

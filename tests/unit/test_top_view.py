@@ -1,4 +1,4 @@
-"""Test the changes between readings of `kvtool top`, and the picture."""
+"""Test the changes between two readings of `kvtool top`, and the picture that it draws."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_ascii_terminal(fake: Fake, kvtool: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_picture_in_docs_is_current() -> None:
-    """Run `python ci/top_picture.py` if this test fails."""
+    """If this test fails, run `python ci/top_picture.py`."""
     svg = (Path(__file__).parents[2] / "docs" / "results" / "top.svg").read_text("utf-8")
     shown = " ".join(html.unescape(" ".join(re.findall(r"<text [^>]*>([^<]*)</text>", svg))).split())
     *_, memory, sizes, cells, grown, _, columns, _ = texts(draw(View("url").with_reading(reading(slot(0)), 0.0), 100))

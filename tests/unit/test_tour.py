@@ -1,4 +1,4 @@
-"""Test that docs/explanation/tour.md and the tables of docs/explanation/design.md name existing functions and files."""
+"""Test that the functions and files named in docs/explanation/tour.md and in the tables of design.md exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/explanation/tour.md").read_text(encoding="utf-8")
 DESIGN = (ROOT / "docs/explanation/design.md").read_text(encoding="utf-8")
 
-# 1. `class::function()` in `folder/file.cpp`, hooked by `patches/name.patch`
+# A step of the tour: 1. `class::function()` in `folder/file.cpp`, hooked by `patches/name.patch`
 STOP = re.compile(r"(\d+)\. `([\w.:]+)\(\)` in `([\w./-]+)`(?:, hooked by `patches/([\w-]+\.patch)`)?")
 NUMBERED = [" ".join(block.split()) for block in re.split(r"\n{2,}", PAGE) if re.match(r" *\d+\. ", block)]
 FLAT = " ".join(PAGE.split())
@@ -45,7 +45,7 @@ def defines_python(text: str, name: str) -> bool:
 
 
 def defines_cpp(text: str, name: str) -> bool:
-    """Return True if the text has the function, as `class::function(`, or inside `class name {`."""
+    """Return True if the text defines the function, as `class::function(` or inside of `class name {`."""
     owner, _, function = name.rpartition("::")
     if owner and re.search(rf"\b{re.escape(name)}\(", text):
         return True
@@ -60,14 +60,17 @@ def defines(text: str, file: str, name: str) -> bool:
 
 @cache
 def sources() -> tuple[tuple[str, str], ...]:
-    """Return every file of ours with its text, and the hunks of every patch."""
+    """Return every file of kvtool/ and cpp/ with its text, and the hunks of every patch."""
     files = [*(ROOT / "kvtool").rglob("*.py"), *(ROOT / "cpp").rglob("*.cpp"), *(ROOT / "cpp").rglob("*.h")]
     hooks = (hooked_files(patch.name).items() for patch in (ROOT / "patches").glob("*.patch"))
     return (*((file.name, read(str(file.relative_to(ROOT)))) for file in files), *itertools.chain(*hooks))
 
 
 def is_known(name: str) -> bool:
-    """Return True if a file of ours, or a patch, defines or calls the function; with its class if one is named."""
+    """Return True if a file of this repository, or a patch, has the function.
+
+    If a class is named, it must define the function.
+    """
     owner, function = re.fullmatch(r"(?:(\w+)(?:::|\.))?(\w+)", name).groups()  # type: ignore[union-attr]
     return any(defines(text, file, name) if owner else re.search(rf"\b{function}\(", text) for file, text in sources())
 
@@ -107,7 +110,7 @@ def test_missing_function_is_noticed() -> None:
 
 
 def design_files() -> list[tuple[str, str]]:
-    """Return the rows of "Places of changes": folder and name. A heading names the folder of its table."""
+    """Return the rows of "Places of changes" as folder and name. The heading above a table names the folder."""
     section = DESIGN[DESIGN.index("## Places of changes") :]
     found, folder = [], ""
     for line in section.splitlines():

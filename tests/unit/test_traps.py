@@ -1,4 +1,4 @@
-"""Test that the lines of tests/e2e/traps exist in cpp/. The end-to-end tests break these lines and need minutes."""
+"""Test that the lines of tests/e2e/traps exist in cpp/. The end-to-end tests, which break these lines, need minutes."""
 
 from __future__ import annotations
 

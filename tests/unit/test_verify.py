@@ -1,4 +1,4 @@
-"""Test kvtool verify from the command line with fake programs.
+"""Test kvtool verify from the command line, with imitated programs.
 
 The tests read the table, the JSON, the JUnit file and the exit code.
 """
@@ -31,7 +31,7 @@ ALL = "same@llama not-grown@mamba static-fails@gpt2 no-cache@dream iswa@gemma"
 
 
 def work_directory(here: Path) -> Path:
-    """Return the work directory of verify while no tree is applied."""
+    """Return the folder in which verify works if no tree is applied."""
     return here.parent / "cache" / "verify"
 
 
@@ -41,7 +41,7 @@ def test_all_checks_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert run("--models", "*") == 0
     out = capsys.readouterr().out
     lines = [line.split() for line in out.splitlines()]
-    # class, models, runs (flash attention on and off), same, grew, not possible
+    # the columns: class, models, runs (flash attention on and off), same, grew, not possible
     assert ["plain", "4", "8", "4", "2", "4"] in lines
     assert ["iSWA", "1", "2", "2", "2"] in lines
     assert ["all", "5", "10", "6", "4", "4"] in lines
@@ -240,12 +240,13 @@ def test_interrupt_leaves_no_program(
         return [line for line in listed.splitlines() if str(here / "bin" / name) in line]
 
     def restore_sigint() -> None:
-        signal.signal(number, signal.SIG_DFL)  # a shell's background job ignores SIGINT, and its children do, too
+        # a background job of a shell ignores SIGINT, and its children inherit that
+        signal.signal(number, signal.SIG_DFL)
 
     env = {**os.environ, "PYTHONPATH": str(Path(verify.__file__).parents[2])}
     with subprocess.Popen([sys.executable, str(driver), *which], env=env, preexec_fn=restore_sigint) as process:
         deadline = time.monotonic() + 60
-        # check once: a program may run for a moment only
+        # look at least once, because a program may run only for a moment
         while not (there := running(program)) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         process.send_signal(number)
@@ -257,7 +258,7 @@ def test_interrupt_leaves_no_program(
 def test_interrupted_matrix_resumes(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # "once" crashes in its second run, so the first result must be reused
+    # "once" crashes in its second run, so the result of the first run must be used again
     monkeypatch.setenv("FAKE_TOYS", "once")
     monkeypatch.setattr(matrix, "in_memory", one_by_one)
     real, seen = Journal.add, []
@@ -277,13 +278,13 @@ def test_interrupted_matrix_resumes(
     captured = capsys.readouterr()
     assert "1 of 2 checks were done by an earlier run" in captured.err
     statuses = [f["status"] for f in json.loads(captured.out)["findings"]]
-    # the second check was interrupted and has no result; the last check is about growth
+    # the second check was interrupted and has no result; the last finding is about growth
     assert statuses == ["same", "crash", "same"]
     assert not journal.exists()
 
 
 def one_by_one(toys: Sequence[Path]) -> list[Check]:
-    """Return two runs of each toy instead of the hundreds of a matrix."""
+    """Return two checks of each test model, instead of the hundreds of a matrix."""
     return [Check(f"kv-check/{t.stem}/matrix/f16-fa-on/{n}/inplace", "kv-check", t) for t in toys for n in ("1", "4")]
 
 

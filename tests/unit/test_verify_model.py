@@ -1,6 +1,6 @@
-"""Test kvtool verify --model with fake programs.
+"""Test kvtool verify --model with imitated programs.
 
-The tests read the report, the JSON, and the errors before anything is loaded.
+The tests read the report, the JSON, and the errors that must be found before a model is loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Provide a scripted server and readings for the tests of `kvtool top`."""
+"""Provide a server with scripted answers, and readings, for the tests of `kvtool top`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ TARGET = {
     "copied_bytes_total": 0,
     "grow_seconds_total": 0.25,
 }
-NO_TYPES = {"type_k": "", "type_v": "", "retype_total": 0, "retype_seconds_total": 0.0}  # of an older server
+# an older server reports no types
+NO_TYPES = {"type_k": "", "type_v": "", "retype_total": 0, "retype_seconds_total": 0.0}
 NOTHING = dict.fromkeys(TARGET, 0) | {"grow_total": 3, "shrink_total": 1, "grow_seconds_total": 0.25}
 PROPS = {
     "model_alias": "toy",
@@ -50,7 +51,10 @@ DENIED = (401, {"error": {"message": "Invalid API Key", "type": "authentication_
 
 
 class Fake(ThreadingHTTPServer):
-    """Serve scripted answers: a status with JSON or text for each path. `key` is the required API key, if any."""
+    """Serve scripted answers: for each path a status, and JSON or a text.
+
+    key: the API key that a request must have, if any
+    """
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""Run `kvtool verify` with fake programs, in the project of the fixture `here`."""
+"""Run `kvtool verify` with imitated programs, in the project that the fixture `here` makes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def use_text_models(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run all of verify with models that need no GGUF."""
+    """Run all checks of verify, with models that need no GGUF files."""
     monkeypatch.setenv("FAKE_TOYS", "llama-dense qwen35-dense mamba-dense")
     vocabulary = directory / "llama.cpp" / "models" / models.VOCABULARY
     vocabulary.parent.mkdir(parents=True)

@@ -1,7 +1,9 @@
-"""List the known mistakes in llama.cpp's growing KV cache, each with the line that prevents it and the run that fails.
+"""List the known mistakes in llama.cpp's growing KV cache, called traps.
 
-A trap's name describes the mistake without that line. `broken` removes the line. `run` must pass on the unchanged tree,
-and must fail in the named way without the line. impossible.py lists the traps that this design excludes.
+Each has the line that prevents the mistake, and a run.
+
+The name of a trap describes the mistake that would happen without the line. `broken` removes the line. `run` must pass
+with the line, and must fail without it as described. impossible.py lists mistakes that this design excludes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define a trap: a line, and the run that fails without the line."""
+"""Define a trap (a known mistake): the line that prevents it, and the run that fails without this line."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ LINES = "src/llama-kv-lines.cpp"
 FOREIGN_STATE = "src/llama-kv-foreign-state.cpp"
 BUDGET = "src/llama-kv-budget-member.cpp"
 
-# llama_kv_pages::assign(): the pages that are not needed now, or the new pages if not all of them fit (!res)
+# In llama_kv_pages::assign(): free the pages that are not needed now. If not all new pages fit (!res), free the new
+# ones.
 GIVE_BACK = "gone.each_run([&](size_t i0, size_t i1) { discard(i0, i1); });"
 
-COPY = {"LLAMA_KV_DYNAMIC_STORAGE": "copy"}  # as on a device; without it host memory grows in place
-# not upstream's toys: the pair of kvtool/verify/drafts.py, and a model with Qwen3.5-27B's cache
+# grow by copy, as on a device; without this, a cache in host memory grows in place
+COPY = {"LLAMA_KV_DYNAMIC_STORAGE": "copy"}
+# These two are not test models of upstream: the pair of kvtool/verify/drafts.py, and a model with Qwen3.5-27B's cache.
 DRAFT = "gemma4"
 LARGE = "large"
 
@@ -44,7 +46,8 @@ LARGE = "large"
 class Run:
     """Describe one run of a program.
 
-    `model` is a toy's name, or "" for a unit test. `args` are the arguments after the model.
+    model: the name of a test model, "" for a unit test
+    args: the arguments after the model
     """
 
     model: str
@@ -59,19 +62,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Trap:
-    """Describe a line and the run that fails without it.
+    """Describe a line, and the run that fails without it.
 
-    `sees` is the expected change:
+    `sees` describes what changes without the line:
 
-    - the name of a check of kv-check that is no longer "same"
-    - "log: TEXT": the program's log contains the text
-    - "status: WORD": kv-check's verdict for the whole run
-    - "resident: BYTES", for kv-check --memory: the context uses more memory
-    - "exit", for a unit test: it fails
+    - the name of a check of kv-check that is not "same" any more
+    - "log: TEXT": the log of the program contains the text
+    - "status: WORD": the verdict of kv-check on the whole run
+    - "resident: BYTES", for kv-check --memory: the context uses more memory than this
+    - "exit", for a unit test: the test fails
     """
 
     name: str
-    broken: Edit | tuple[Edit, ...]  # several edits if each line covers for the other
+    broken: Edit | tuple[Edit, ...]  # several edits if one line does the work of the other
     run: Run
     sees: str
 
@@ -81,12 +84,12 @@ class Trap:
 
 
 def copies(model: str, checks: str, *args: str) -> Run:
-    """Run kv-check on storage that grows by copy."""
+    """Return a run of kv-check with a cache that grows by copy."""
     return Run(model, ("--quick", "--checks", checks, *args), COPY)
 
 
 def inplace(model: str, checks: str, *args: str) -> Run:
-    """Run kv-check on storage that grows in place, like host memory."""
+    """Return a run of kv-check with a cache that grows in place, as in host memory."""
     return Run(model, ("--quick", "--checks", checks, *args))
 
 

@@ -1,4 +1,4 @@
-"""List the traps of cells and rows: unprepared caches, cells that start small, context shift."""
+"""List the traps about cells and rows: caches that are not prepared, cells that start small, context shift."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from tests.e2e.traps.base import CACHE, DYNAMIC, DYNAMIC_CACHE, PLANNED_ROWS, Tr
 
 
 def small_cells(where: str) -> Edit:
-    """Start the cells of a cache at 256 if `where` is true: resized when the cache is known, before the first use."""
+    """Return an edit that starts the cells of a cache at 256 if `where` is true.
+
+    They are resized when the cache is registered, before it is used.
+    """
     old = "dyn->add_cache(this);"
     resize = f"for (auto & cells : kv.v_cells) {{ cells.resize({where} ? 256 : n_max); }}"
     return Edit(DYNAMIC_CACHE, old, f"{old} {resize}")

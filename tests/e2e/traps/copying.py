@@ -1,4 +1,4 @@
-"""List the traps of copying a layer, and of the policy that limits the copied bytes."""
+"""List the traps about copying a layer, and about the rule that limits how much is copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""List the traps of storage that grows in place on a device, where unmapped memory must not be accessed."""
+"""List the traps about a cache that grows in place on a device.
+
+Memory there that is not mapped must not be accessed.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,20 @@ DEVICES = unit("test-kv-storage-device")
 
 
 def there(model: str, checks: str, *args: str) -> Run:
-    """Run kv-check on a fake GPU, which ends a process that accesses unmapped memory."""
+    """Return a run of kv-check on a simulated GPU. If memory that is not mapped is accessed, the process ends."""
     return Run(model, ("--quick", "--checks", checks, *PAGES_OF_4K, *args))
 
 
 def there_by_copy(model: str, checks: str) -> Run:
-    """Run kv-check on the same GPU by copy, with the alignment of Vulkan for copies from and to quantized types."""
+    """Return a run of kv-check on the same GPU with growth by copy.
+
+    Copies of quantized types must be aligned as on Vulkan.
+    """
     return Run(model, ("--quick", "--checks", checks, "-fa", "on", *PAGES_OF_4K, "--storage", "copy"))
 
 
 ONLY_F16 = ("--storage", "inplace", "--fake-device", "1024,4,f16", "--device", "FAKE0", "-fa", "on")
-# 64 MiB, in which the use by other programs is counted
+# 64 MiB, of which other programs use a part
 SMALL = ("--storage", "inplace", "--fake-device", "64,4", "--device", "FAKE0")
 RANDOM = Run("llama-dense", ("--quick", "--checks", "random", *SMALL, "--seqs", "8", "--unified"))
 

@@ -1,4 +1,4 @@
-"""List the traps of requesting and completing a growth."""
+"""List the traps about requesting a growth and completing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the traps that the design excludes, with the reason and the test of the reason."""
+"""List the mistakes that the design excludes. Each has the reason, and a test of the reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Impossible:
-    """Describe an excluded trap. `why` is the reason. `absent` lists words that no line of cpp/src may contain."""
+    """Describe a mistake that the design excludes.
+
+    why: the reason
+    absent: words that no line of cpp/src may contain
+    """
 
     name: str
     why: str

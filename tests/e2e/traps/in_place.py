@@ -1,4 +1,4 @@
-"""List the traps of storage that grows in place."""
+"""List the traps about a cache that grows in place."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ IN_PLACE = (
             "std::fill_n((char *) ggml_backend_buffer_get_base(mem.buf.get()), mem.pages->size(), 0); "
             "return mem.buf.release();",
         ),
-        Run(LARGE, ("--memory", "-c", "8192", "--kv-dynamic", "on")),  # 512 MiB in total
+        Run(LARGE, ("--memory", "-c", "8192", "--kv-dynamic", "on")),  # 512 MiB in all
         f"resident: {128 * 2**20}",
     ),
     Trap(

@@ -1,4 +1,4 @@
-"""List the traps of running out of memory."""
+"""List the traps about running out of memory."""
 
 from __future__ import annotations
 

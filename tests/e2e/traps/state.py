@@ -1,4 +1,4 @@
-"""List the traps of saved states across a growth."""
+"""List the traps about states that are saved before a growth and restored after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the traps of strides that equal the size of the cache."""
+"""List the traps about strides that are equal to the size of the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the traps of changing cell types, which saved bytes and answers reveal."""
+"""List the traps about changes of the cells' types. Saved bytes and answers show these mistakes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TYPES = (
             "std::iota(data.begin(), data.end(), to.offs/to.stride);",
             "std::iota(data.begin(), data.end(), 0);",
         ),
-        inplace(LARGE, BITS, "-c", "2048", "--retype", "f16:q8_0"),  # 256 rows per step
+        inplace(LARGE, BITS, "-c", "2048", "--retype", "f16:q8_0"),  # 256 rows in each step
         BITS,
     ),
     Trap(
@@ -108,7 +108,8 @@ TYPES = (
             "(void) 0;",
             after="llama_kv_set_type(t, dst.type);",
         ),
-        copies("llama-dense", "retype-fail", "--fail", "6+", *TRANSPOSED),  # 1 to 5 belong to the compute buffers
+        # allocations 1 to 5 are for the compute buffers
+        copies("llama-dense", "retype-fail", "--fail", "6+", *TRANSPOSED),
         "status: not-run",
     ),
     Trap(
