@@ -34,7 +34,7 @@ _STYLE: Any = {
     **{"axes.facecolor": BACKGROUND, "text.color": INK, "axes.labelcolor": INK},
     **{"xtick.color": INK, "ytick.color": INK, "axes.titlelocation": "left", "axes.titlesize": _FONT + 1},
     **{"axes.titleweight": "bold", "axes.titlepad": 12, "figure.titlesize": _FONT + 2, "figure.titleweight": "bold"},
-    # Make equal numbers give equal files: fixed ids, and texts as texts instead of outlines.
+    # Equal numbers must give equal files: the ids are fixed, and texts are stored as text instead of outlines.
     **{"svg.hashsalt": "kvtool", "svg.fonttype": "none"},
 }
 
@@ -65,7 +65,7 @@ def picture(
     size: the width and the height in inches; a web page shows 8 inches as 768 pixels
     """
     import matplotlib
-    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+    from matplotlib.figure import Figure  # not pyplot, which needs a display and has global state
 
     files: dict[str, bytes] = {}
     with matplotlib.rc_context(_STYLE):

@@ -125,7 +125,7 @@ class Benched(Report):
         reserved = depths[0].reserved / GIB
         common = {"xlabel": "tokens in the conversation", "ylim": (0, None)}
         with plots.picture("memory") as (memory, (axis,)):
-            # the size of a static cache is known at each depth
+            # a static cache has the same size at each depth, so it need not be measured
             axis.plot([0, self.n_ctx], [reserved] * 2, color=plots.COLOURS[STATIC], label="static")
             for mode in (COPY, IN_PLACE):
                 _line(axis, depths, mode, "committed", f"dynamic, {_MEANING[mode]}", GIB, marker="o")

@@ -71,7 +71,7 @@ class ApplyResult(Result, command="apply"):
 
 
 def render_patches(console: Console, patches: tuple[PatchReport, ...]) -> None:
-    """Print a line per patch, followed by its conflicts."""
+    """Print one line for each patch, with its outcome and its size."""
     if not patches:
         return
     rows: list[tuple[object, ...]] = []

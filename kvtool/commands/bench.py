@@ -80,7 +80,7 @@ def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
         large = replace(bench, model=models.cache_model(types.LARGE_CELLS, work))
         held = types.fill_budgets(large, types.BUDGET // (8 if quick else 1), types.LARGE_CELLS.bytes_per_cell())
     with env.console.progress("making upstream's toy models", None) as bar:
-        # in verify's folder, because they need almost a GiB
+        # use the folder of verify, because the models need almost a GiB and verify may have made them
         toys = models.toys(generator, work.with_name("verify"), lambda made: bar.update(made, f"{made} models"))
     chosen = checks.named_toys(toys, checks.CHEAP_TOYS) if quick else toys
     lost, failed = types.measure_losses(check, chosen, env.console)
@@ -97,7 +97,7 @@ def _quality(env: Env, options: Options, program: Path, work: Path) -> Report:
 
 
 def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
-    from kvtool.bench import serve  # httpx
+    from kvtool.bench import serve  # needs httpx, so it is imported only for --serve
 
     load = serve.Load(options.chats, *((2, 500, 25, 8) if options.quick else (2, 2000, 100, 16)))
     vocabulary = env.project.tree / "models" / models.VOCABULARY

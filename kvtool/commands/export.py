@@ -243,7 +243,8 @@ def _write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, 
 
     if folder.exists() and (not folder.is_dir() or not all(map(is_ours, folder.iterdir()))):
         raise UsageError(
-            f"{folder} holds something else than a mailbox", next_step="name a directory that is empty or not there yet"
+            f"{folder} contains other files than the mails of a mailbox",
+            next_step="name a directory that is empty or not there yet",
         )
     with writing(str(folder), "name another place"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -165,7 +165,7 @@ def _fill_in(target: Path, other: OtherUpstream, template: str) -> None:
         text = other.text(special.read_text(encoding="utf-8"))
     else:
         text = (_TEMPLATES / template).read_text(encoding="utf-8")
-        text = text.replace(f"/{LLAMA_CPP}\n", f"/{other.name}\n")  # .gitignore
+        text = text.replace(f"/{LLAMA_CPP}\n", f"/{other.name}\n")  # this line is only in .gitignore
     target.write_text(text, encoding="utf-8", newline="\n")
 
 

@@ -58,7 +58,7 @@ class Packaged(Result, command="package"):
 
 
 def _check(project: Project, console: Console, file: Path) -> None:
-    from kvtool.package.check import check  # httpx, numpy
+    from kvtool.package.check import check  # needs httpx and numpy, so it is imported only for --check
     from kvtool.verify.models import VOCABULARY
 
     try:

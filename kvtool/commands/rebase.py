@@ -223,7 +223,7 @@ def resume(project: Project, console: Console, options: Options) -> RebaseResult
                 rebase_state.record_rerere(git)
             raise TreeError(
                 "patches/ or cpp/ changed since the rebase began",
-                next_step="restore them with git; or kvtool rebase --abort and start again (rerere remembers what "
+                next_step="restore them with git; or kvtool rebase --abort and start again (git rerere repeats what "
                 "you resolved)",
             )
         decided = _decide(git, state, options)

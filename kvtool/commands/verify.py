@@ -277,8 +277,8 @@ class Verification:
 class _Prepared(NamedTuple):
     """Hold everything that a run needs."""
 
-    tag: str  # of the upstream
-    work: Path  # for models and logs
+    tag: str  # upstream tag
+    work: Path  # folder for models and logs
     bin_dir: Path
     on: devices.Device
 

@@ -137,7 +137,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Applied:
-    """What kvtool applied to a tree; stored in `.git/kvtool/state.json`."""
+    """Record what kvtool applied to a tree. It is stored in `.git/kvtool/state.json`."""
 
     tag: str
     tree: str  # id of upstream's git tree

@@ -94,7 +94,7 @@ def _named_base(git: Git, head: str, lock: Lock, wanted: str) -> ForkBase | None
             return base  # most files are equal, so upstream was merged without its commits
         raise UsageError(
             f"{head[:10]} does not contain {wanted}",
-            why=f"the two histories part at {common[:10]}",
+            why=f"the last common commit of both histories is {common[:10]}",
             next_step=f"name the upstream commit that the fork contains: --base {common[:10]}",
         )
     return _base_at(git, commit, lock, "--base", wanted)

@@ -28,7 +28,7 @@ _PREFIXED = re.compile(rb"^(?:diff --git |--- a/|\+\+\+ b/)", re.MULTILINE)  # n
 
 @dataclass(frozen=True)
 class ImportedPatch:
-    """A patch that import writes."""
+    """Report a patch that an import makes."""
 
     id: str
     action: str  # "kept", "moved", "merge" or "squashed"

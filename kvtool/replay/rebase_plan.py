@@ -306,7 +306,7 @@ class _PatchMover:
                     f"the resolution of patch {name!r} was made on another tree",
                     why="the patches before it were moved in another way then, perhaps by another version of kvtool or "
                     "git",
-                    next_step="kvtool rebase --abort, then start again; rerere remembers the resolutions",
+                    next_step="kvtool rebase --abort, then start again; git rerere repeats your resolutions",
                 )
             notes = review_resolution(self.builder, origin, made.tree) if origin else ()
             return self._take(loaded, made.tree, notes, origin)

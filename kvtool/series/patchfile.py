@@ -51,7 +51,10 @@ class Mail(Authored):
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a line diff: lines [old, old + removed) were replaced by [new, new + added); 0-based."""
+    """Describe a block of a line diff. Lines are counted from 0.
+
+    The lines [old, old + removed) were replaced by the lines [new, new + added).
+    """
 
     old: int
     removed: int
@@ -67,7 +70,7 @@ class Hunk(Block):
     number: int  # position of the hunk in its file, counted from 1
     total: int  # number of hunks in its file
     header: str  # "@@ -10,3 +10,5 @@"
-    heading: str  # text after the second @@, usually the function
+    heading: str  # text after the second @@, usually the function around the hunk
     text: bytes
 
     @property

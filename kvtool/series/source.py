@@ -181,7 +181,7 @@ class SourceFile:
             brace = text == b"{"
             heads = not brace and not (
                 text.endswith((b",", b";")) and _balanced(text)
-            )  # a last argument is not a header
+            )  # a line that ends in a comma or a semicolon is an argument or a statement, not the first line of a block
             if column is not None and heads and (width or (_TOP.match(code[n]) and b"(" not in text)):
                 found.append(n)
             if not width and not brace:

@@ -216,7 +216,7 @@ def from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirro
         raise LockError(f"{shown} at {upstream.tag} is not a source tree")
     if ref != "HEAD" and upstream.tree and tree != upstream.tree:
         raise LockError(
-            f"llama.cpp {upstream.tag} is another tree there than in patches/upstream.lock",
+            f"llama.cpp {upstream.tag} has another tree there than in patches/upstream.lock",
             why=f"the tag was moved: its tree is {tree} there, and {upstream.tree} in the lock",
             next_step=f'to follow it: write tree = "{tree}" for it in patches/upstream.lock, then kvtool apply\n'
             f"or fetch the old tree from a clone that still has it: kvtool fetch {upstream.tag} --mirror PATH",

@@ -36,7 +36,8 @@ STATUSES: Mapping[str, CheckOutcome] = {
 # the value of kv-check's option --storage, and the word that kv-check prints for it
 STORAGES = {"inplace": "in place", "copy": "by copy"}
 
-# Toys that together have every memory class, cheap toys first. A toy that a tree lacks is left out.
+# Toys (test models) that together have every memory class, the cheap ones first. Toys that the tree does not have are
+# left out. The comment after a name is the memory class.
 CLASS_TOYS = (
     "llama-dense",  # plain
     "qwen35-dense",  # hybrid

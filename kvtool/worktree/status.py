@@ -163,7 +163,7 @@ def tree_state(project: Project) -> TreeState:
 
 def _branch(tree: Path) -> str:
     """Return the name of the branch that is checked out, "" for none."""
-    from git import Repo  # late: the import is slower than most of kvtool's work with a tree
+    from git import Repo  # imported here, because importing it takes longer than most of kvtool's work with a tree
 
     # GitPython reads GIT_COMMON_DIR, GIT_OBJECT_DIRECTORY and others, which kvtool ignores everywhere
     hidden = {name: os.environ.pop(name) for name in tuple(os.environ) if name.startswith("GIT_")}

@@ -40,7 +40,8 @@ RUNS = (
     pytest.param("qwen4exp-moe", ONE, id="hybrid-idx", marks=SLOW),
     pytest.param("dots3note-moe", ONE, id="DSA-iSWA", marks=SLOW),
     pytest.param("deepseek32-moe", ONE, id="DSA", marks=SLOW),
-    pytest.param("deepseek4-moe", ("--fill", "1100", "-c", "8192"), id="DSV4", marks=SLOW),  # rows for 2048 cells
+    # the caches have rows for 2048 cells
+    pytest.param("deepseek4-moe", ("--fill", "1100", "-c", "8192"), id="DSV4", marks=SLOW),
 )
 LIMIT = 400  # more than the number of allocations of any growth tested here
 

@@ -15,7 +15,7 @@ from tests.e2e.conftest import Real
 from tests.e2e.servers import completion, routing, serving, until
 
 ARGS = ("-c", "4096", "-np", "2", "--no-warmup", "--cache-ram", "64", "--kv-dynamic")
-SMALL = (*ARGS, "--cache-ram", "1")  # the last flag applies
+SMALL = (*ARGS, "--cache-ram", "1")  # if a flag is given twice, the last one counts
 CHATS = [prompt(i, 400 + 20 * i) for i in range(6)]
 KINDS: list[tuple[str, ...]] = [("--no-kv-dynamic",), (), ("--kv-unified", "--kv-share-prefix")]
 IGNORED = "ignoring the conversation"

@@ -1,4 +1,7 @@
-"""List the traps about cells and rows: caches that are not prepared, cells that start small, context shift."""
+"""List traps (known mistakes) with cells and rows.
+
+Examples are caches that are not prepared, cells that start small, and a context shift.
+"""
 
 from __future__ import annotations
 

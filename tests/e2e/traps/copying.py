@@ -1,4 +1,4 @@
-"""List the traps about copying a layer, and about the rule that limits how much is copied."""
+"""List traps (known mistakes) in copying a layer, and in the rule that limits how much is copied."""
 
 from __future__ import annotations
 

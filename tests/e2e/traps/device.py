@@ -1,6 +1,6 @@
-"""List the traps about a cache that grows in place on a device.
+"""List traps (known mistakes) in a cache that grows in place on a device.
 
-Memory there that is not mapped must not be accessed.
+Memory of the device that is not mapped must not be accessed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""List the traps about requesting a growth and completing it."""
+"""List traps (known mistakes) in requesting a growth and completing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the traps about a cache that grows in place."""
+"""List traps (known mistakes) in a cache that grows in place."""
 
 from __future__ import annotations
 

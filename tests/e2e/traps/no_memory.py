@@ -1,4 +1,4 @@
-"""List the traps about running out of memory."""
+"""List traps (known mistakes) when memory runs out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the traps about graphs that were built before a growth."""
+"""List traps (known mistakes) with graphs that were built before a growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the traps about states that are saved before a growth and restored after it."""
+"""List traps (known mistakes) with states that are saved before a growth and restored after it."""
 
 from __future__ import annotations
 

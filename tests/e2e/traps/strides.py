@@ -1,4 +1,4 @@
-"""List the traps about strides that are equal to the size of the cache."""
+"""List traps (known mistakes) with strides that are equal to the size of the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the traps about changes of the cells' types. Saved bytes and answers show these mistakes."""
+"""List traps (known mistakes) in changes of the cells' types. Saved bytes and answers show these mistakes."""
 
 from __future__ import annotations
 
