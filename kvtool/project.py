@@ -127,7 +127,7 @@ def find_project(start: Path | None = None, tree: Path | None = None) -> Project
     the installation cannot contain a tree.
 
     start: the value of --project, None without it
-    tree: the value of --tree. None stands for KVTOOL_TREE or, without it, for a folder in the project with the name of
+    tree: the value of --tree. None means KVTOOL_TREE or, without it, a folder in the project with the name of
         the upstream.
     """
     root = _root(start)

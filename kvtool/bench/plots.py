@@ -34,7 +34,7 @@ _STYLE: Any = {
     **{"axes.facecolor": BACKGROUND, "text.color": INK, "axes.labelcolor": INK},
     **{"xtick.color": INK, "ytick.color": INK, "axes.titlelocation": "left", "axes.titlesize": _FONT + 1},
     **{"axes.titleweight": "bold", "axes.titlepad": 12, "figure.titlesize": _FONT + 2, "figure.titleweight": "bold"},
-    # Equal numbers must give equal files: the ids are fixed, and texts are stored as text instead of outlines.
+    # Equal numbers must produce equal files: the ids are fixed, and texts are stored as text instead of outlines.
     **{"svg.hashsalt": "kvtool", "svg.fonttype": "none"},
 }
 
@@ -42,7 +42,7 @@ _STYLE: Any = {
 def require() -> None:
     """Raise MissingToolError if matplotlib is not installed.
 
-    Call this before the measurements, which can take an hour.
+    Call this before the measurements, which can need an hour.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingToolError(
@@ -74,7 +74,7 @@ def picture(
         yield files, axes
         for axis in axes:
             label_lines(axis)
-        # without a date, too, equal numbers give equal files
+        # without a date, too, equal numbers produce equal files
         figure.savefig(data := io.BytesIO(), format="svg", metadata={"Date": None})
         files[f"{name}.svg"] = with_dark_scheme(data.getvalue())
 

@@ -275,7 +275,7 @@ class KvBench:
     def memory(self, n_ctx: int, depths: Sequence[int], repeats: int) -> tuple[tuple[Row, ...], str]:
         """Return the medians of each kind of cache, and the reason if static was left out ("" if it was not).
 
-        A static cache is left out if it does not fit into the machine's memory. The kinds take turns, and each turn
+        A static cache is left out if it does not fit into the machine's memory. The kinds alternate, and each turn
         begins with another kind. So a disturbance of the machine affects all kinds.
         """
         found: dict[str, list[list[Row]]] = {mode: [] for mode in MODES}
@@ -339,7 +339,7 @@ class KvBench:
     ) -> _T:
         """Run kv-bench once and parse its output.
 
-        Raises MeasureError if the process fails, takes too long, or prints something unexpected.
+        Raises MeasureError if the process fails, is too slow, or prints something unexpected.
         """
         dynamic = "on" if mode in _STORAGE else "off"
         argv: list[str | Path] = [self.program, "-m", self.model, "--kv-dynamic", dynamic, "-t", "1"]

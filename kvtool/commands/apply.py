@@ -85,7 +85,7 @@ def render_patches(console: Console, patches: tuple[PatchReport, ...]) -> None:
 def choose_groups(project: Project, console: Console, named: tuple[str, ...]) -> tuple[str, ...]:
     """Return the named groups and the groups that they depend on.
 
-    Prints which groups were added. An empty result stands for the whole series.
+    Prints which groups were added. An empty result means the whole series.
     """
     chosen = close_groups(load_groups(project), named)
     if added := [group for group in chosen if group not in named]:

@@ -247,7 +247,7 @@ def command(
 
     With --quality, llama-perplexity measures the perplexity of real text and the divergence from an f16 cache. It does
     so for cells that have a smaller type from the start, for cells whose type changes within the text, and for a
-    context shift. This takes hours, and the probabilities of every token need space on the disk. After an
+    context shift. This needs hours, and the probabilities of every token need space on the disk. After an
     interruption, the same command continues.
 
         kvtool bench --quality --model smollm2 --out bench

@@ -175,7 +175,7 @@ def command(
     used if it is installed.
 
     If npm is installed, llama-server contains its web page, built from the sources in the tree. For this, npm downloads
-    packages from its registry, which takes minutes. With --ui, a failure of npm is an error. After --no-ui, later
+    packages from its registry, which needs minutes. With --ui, a failure of npm is an error. After --no-ui, later
     builds leave the page out too, until --ui. If OpenSSL's headers are installed, the programs support https, which
     their option -hf needs.
 

@@ -314,8 +314,8 @@ def command(
 ) -> ExportResult:
     """Write the commits of the patched tree to patches/ and cpp/.
 
-    A change of a file of upstream goes into a patch. Any other file goes into cpp/. To change a patch, commit in the
-    tree with `git commit --fixup=<commit of the patch>`. kvtool finds the patch of an amended, reworded, moved or
+    A change of a file of upstream is put into a patch. Any other file is put into cpp/. To change a patch, commit in
+    the tree with `git commit --fixup=<commit of the patch>`. kvtool finds the patch of an amended, reworded, moved or
     squashed commit by its subject or by its changed lines. Every other commit becomes a new patch.
 
     After the export, kvtool folds the fixups into the commits of their patches in the tree. The files of the tree stay

@@ -316,13 +316,13 @@ def command(
     base. If the moved commits do not give a file the content that it has in the fork, the changes of this file are
     squashed into one patch per folder.
 
-    New files of the fork go into cpp/. Hidden files, symbolic links and submodules stay in the patches. Uncommitted
-    changes of the fork are not imported.
+    New files of the fork are put into cpp/. Hidden files, symbolic links and submodules stay in the patches.
+    Uncommitted changes of the fork are not imported.
 
     --patches reads mails, quilt patches and plain diffs. Their order is that of the file `series` or, without this
     file, of their names. Headers such as Origin, Bug and Forwarded become trailers of the commit message.
 
-    Before anything is written, kvtool checks that the series gives exactly the files of the fork, and that a
+    Before anything is written, kvtool checks that the series produces exactly the files of the fork, and that a
     kvtool export afterwards would change nothing.
 
         kvtool import ~/src/my-llama.cpp --dry-run

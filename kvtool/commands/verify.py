@@ -346,7 +346,7 @@ def command(
     ctx: Context,
     quick: Annotated[
         bool,
-        Option("--quick", help="Check only one or two models for each kind of llama.cpp's cache. This takes minutes."),
+        Option("--quick", help="Check only one or two models for each kind of llama.cpp's cache. This needs minutes."),
     ] = False,
     matrix: Annotated[
         bool,
@@ -394,7 +394,7 @@ def command(
     preset: Preset = "release",
     bin_dir: BinDir = None,
 ) -> Verified | verify_model.ModelsVerified:
-    """Prove that the dynamic cache gives the same results as the static cache.
+    """Prove that the dynamic cache produces the same results as the static cache.
 
     Builds the programs. Then kv-check compares every logit of every decode, bit for bit, with flash attention on and
     off. It uses llama.cpp's own test models, which are tiny and have random weights. Other checks cover changes of the

@@ -1,7 +1,7 @@
 """Write and unpack archives. Their names and their layout are those of upstream's release archives.
 
-The same contents give the same bytes. An archive is a .tar.gz with one folder, llama-TAG/. For Windows it is a .zip
-without a folder.
+The same contents always produce the same bytes. An archive is a .tar.gz with one folder, llama-TAG/. For Windows it is
+a .zip without a folder.
 """
 
 import gzip

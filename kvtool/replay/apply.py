@@ -293,7 +293,7 @@ class Builder:
 def replay(scratch: Scratch, base: str, series: Series, message: str = NEW_FILES_MESSAGE) -> Replayed:
     """Apply a series: commit the files of cpp/, then each patch that series.toml includes on this upstream.
 
-    The same input gives the same commit ids on every machine.
+    The same input always produces the same commit ids on every machine.
 
     base: the id of the commit of unpatched upstream
     message: the message of the commit with the files of cpp/

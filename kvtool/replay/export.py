@@ -1,8 +1,8 @@
 """Turn the commits of a patched tree into patches/ and cpp/.
 
 The functions here find the patch of each commit, and plan which files change. The path of a changed file decides where
-its change goes. If upstream has the path, the change goes into a patch. A new file goes into cpp/, or into a patch if
-cpp/ cannot hold it (see paths.py).
+its change goes. If upstream has the path, the change is put into a patch. A new file is put into cpp/, or into a patch
+if cpp/ cannot hold it (see paths.py).
 
 identity.py finds the patch of a commit. A commit with a subject such as `fixup! <subject, id or commit>` (also squash!
 and amend!) is folded into the patch that it names. Any other commit that changes files of upstream becomes a new patch,
@@ -278,14 +278,14 @@ def _add_fixup(
             losses.append(f"the author of {commit.id[:10]} ({commit.subject}): {commit.name} <{commit.email}>")
         return [f"{loss} is not kept: the patch has only those of {first.id[:10]}" for loss in losses]
     if any(other.subject == target for other in others) and not diff:
-        return []  # the fixed commit has only new files, which go into cpp/ anyway
+        return []  # the fixed commit has only new files, which are put into cpp/ anyway
     if diff or not commit.diff or kind == "amend":
         raise TreeError(
             f"commit {commit.id[:10]} ({commit.subject}) is a fixup, but its patch was not found",
             why=f"no patch before it has the subject or id {target!r}",
             next_step="give it the subject of a patch (kvtool status lists them), or a new subject",
         )
-    return []  # the fixup changes only new files, and their paths say where they go
+    return []  # the fixup changes only new files, and their paths decide where they are put
 
 
 def _find_missing(
@@ -418,7 +418,7 @@ def plan_rebase(
 
     The changes are tried in the temporary repository. The rebase always moves the whole series.
 
-    If a patch file gives the same commit on the new upstream, the file stays as it is.
+    If a patch file produces the same commit on the new upstream, the file stays as it is.
 
     A patch that is not applied on the new upstream gets `until` with the new tag. This is the case if upstream has the
     patch, if it changes nothing, or if the user skips it. If the new upstream is older than the locked one, the patch
@@ -457,7 +457,7 @@ def prove_changes(
 ) -> tuple[Project, Applied]:
     """Apply the series after some changes. Return the changed project and the record of its tree.
 
-    Raises KvtoolError unless the series gives exactly `tree`, and unless an export would change nothing.
+    Raises KvtoolError unless the series produces exactly `tree`, and unless an export would change nothing.
 
     base: the id of the commit of unpatched upstream
     tree: the id of the git tree that must result
@@ -559,7 +559,7 @@ def _as_mail(git: Git, commit: str) -> bytes:
 
 
 def _gives_commit(scratch: Scratch, loaded: LoadedPatch, commit: str, was: bytes) -> bool:
-    """Return True if a patch file gives this commit, so that the file need not change.
+    """Return True if a patch file produces this commit, so that the file need not change.
 
     The file may have other line numbers.
 

@@ -1,4 +1,4 @@
-"""Turn the plan of an import into the files of a project, and prove that they give the fork's tree.
+"""Turn the plan of an import into the files of a project, and prove that they produce the fork's tree.
 
 No file is written here.
 """
@@ -112,7 +112,7 @@ def import_changes(
 ) -> tuple[tuple[Change, ...], tuple[ImportedPatch, ...]]:
     """Return the files that add the planned series to an empty project, and the patches.
 
-    Raises KvtoolError if the files do not give the fork's tree, or if an export would change them.
+    Raises KvtoolError if the files do not produce the fork's tree, or if an export would change them.
 
     base: the id of the commit of unpatched upstream
     why: returns the reason of a patch for series.toml

@@ -125,7 +125,7 @@ def _note_renames(git: Git, origin: Commit, onto: str) -> tuple[str, ...]:
 def hunks_in_upstream(git: Git, origin: Commit, onto: str) -> set[tuple[str, int]]:
     """Return the hunks whose result is in upstream already, as pairs of path and number.
 
-    The number 0 stands for changes of a file that are not in hunks: its mode, a binary change, a link, a submodule.
+    The number 0 means changes of a file that are not in hunks: its mode, a binary change, a link, a submodule.
     """
     found: set[tuple[str, int]] = set()
     names = _new_names(git, origin, onto)

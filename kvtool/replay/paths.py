@@ -1,4 +1,4 @@
-"""Decide for each path of a tree whether its changes go into a patch or whether it is a file of cpp/."""
+"""Decide for each path of a tree whether its changes are put into a patch or whether it is a file of cpp/."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -30,7 +30,7 @@ def read_tree(git: Git, tree: str) -> dict[str, Entry]:
 
 
 def patch_paths(theirs: Iterable[str], final: Mapping[str, Entry]) -> frozenset[str]:
-    """Return the paths whose changes go into patches: those of upstream, and new paths that cpp/ cannot hold.
+    """Return the paths whose changes are put into patches: those of upstream, and new paths that cpp/ cannot hold.
 
     cpp/ cannot hold links, submodules, and names that kvtool ignores there. It cannot hold a file where upstream has a
     folder, or a file in a folder where upstream has a file.

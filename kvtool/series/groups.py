@@ -76,7 +76,7 @@ def parse_groups(text: str, where: str = "series.toml") -> tuple[Group, ...]:
 def close_groups(groups: Sequence[Group], named: Sequence[str]) -> tuple[str, ...]:
     """Return the named groups and all groups that they depend on, in the order of series.toml.
 
-    An empty tuple stands for the whole series. It is returned if no group or every group is named. Raises UsageError
+    An empty tuple means the whole series. It is returned if no group or every group is named. Raises UsageError
     for an unknown name.
     """
     by_id = {group.id: group for group in groups}

@@ -39,7 +39,7 @@ def edit_series(text: str, order: list[str], added: dict[str, str], gone: Collec
     order: the ids of the patches in the tree
     added: the subject of each new patch, by id
     gone: the ids of the removed patches
-    group: the group of the new patches. "" stands for no group; then a new patch is put after the patch that it follows
+    group: the group of the new patches. "" means no group; then a new patch is put after the patch that it follows
         in the tree.
     """
     listed, known = _entries(text)

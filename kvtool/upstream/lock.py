@@ -95,7 +95,7 @@ class Lock:
     name: str = "llama.cpp"  # name of the upstream project
 
     def upstream(self, tag: str | None = None) -> Upstream:
-        """Return the entry of a tag; None stands for the current tag.
+        """Return the entry of a tag; None means the current tag.
 
         Raise UsageError with the known tags if it is unknown.
         """

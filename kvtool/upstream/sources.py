@@ -277,7 +277,7 @@ def _from_npm(repo: Git, place: Path, bar: Progress, source: Source) -> str:
 
 def _from_sdist(repo: Git, place: Path, bar: Progress, source: Source) -> str:
     """Fetch the source folder of a source archive on PyPI."""
-    # To download a source archive, pip would run the archive's own build program. That takes minutes and runs foreign
+    # To download a source archive, pip would run the archive's own build program. That needs minutes and runs foreign
     # code. The stub below only returns the name and the version that the archive states, so nothing of the archive is
     # run.
     require_pip()

@@ -1,1 +1,1 @@
-"""Prove that the built programs give the same results with a static and with a dynamic cache."""
+"""Prove that the built programs produce the same results with a static and with a dynamic cache."""

@@ -1,6 +1,6 @@
 """Make the test models of `kvtool verify`. All weights are random.
 
-The same binaries and seeds always give the same files. There are three kinds:
+The same binaries and seeds always produce the same files. There are three kinds:
 
 - toys: `test-llama-archs -o DIR` of the tested tree writes one or two tiny models for each architecture (127 at v0.5.0,
   about 880 MiB). They are kept until the binaries change.

@@ -1,8 +1,8 @@
 """Keep the state of an unfinished rebase in a patched tree: stop for the user, accept a resolution, abort.
 
 The journal (rebase.json) has the decisions of the user so far, and the commit to which the checkout moves. It is
-written before the checkout moves. Moved patches are not recorded, because moving them again gives the same commits. The
-phases are:
+written before the checkout moves. Moved patches are not recorded, because moving them again produces the same commits.
+The phases are:
 
     stopping   the checkout is being moved from `at` to `to`, where the conflict is
     stopped    the user has to resolve the conflict
