@@ -28,7 +28,7 @@ if (TARGET test-kv-conversation-files)
     target_link_libraries(test-kv-conversation-files PRIVATE vendor::hash)
 endif()
 
-# tests of attention with every type of K and V on a CPU, and of the rotation. They need patches that a tree can lack
+# tests of attention with every type of K and V on a CPU, of the rotation, and of the conversion of rows. They need patches that a tree can lack
 file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cpu/ops.cpp has_flash_attn_types REGEX ggml_cpu_get_to_float)
 if (has_flash_attn_types)
     kv_test(flash-attn)
@@ -37,6 +37,11 @@ endif()
 file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cpu/ops.cpp has_hadamard_vec REGEX ggml_fwht_vec)
 if (has_hadamard_vec)
     kv_test(hadamard)
+endif()
+
+file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cpu/ops.cpp has_convert_rows REGEX ggml_compute_forward_cpy_set_rows_fused)
+if (has_convert_rows)
+    kv_test(convert-rows)
 endif()
 
 # on Windows, functions of a shared library cannot be called from a test, because they are not exported
