@@ -77,12 +77,20 @@ extern "C" {
     // Not thread-safe, as llama_decode()
     LLAMA_API bool llama_memory_budget_set_other(struct llama_memory_budget * budget, size_t n_bytes, struct llama_context * ctx);
 
+    // Count memory that the caller can free at any time, such as saved states. It has the room that everything else leaves
+    // reclaim: frees at least n_bytes of that memory if possible, and returns the bytes that it uses after that. Called with 0 to count
+    //          them, and with more before a growth fails, types change or other objects have no room. It may read the sequences of the
+    //          contexts and must not change them. NULL: there is no such memory
+    LLAMA_API void llama_memory_budget_set_reclaim(
+            struct llama_memory_budget * budget, size_t (*reclaim)(size_t n_bytes, void * user_data), void * user_data);
+
     struct llama_memory_budget_usage {
         size_t   n_bytes;   // the limit of llama_memory_budget_init()
-        size_t   committed; // bytes in use: all caches of the budget, the growth of their compute buffers, and `other`
+        size_t   committed; // bytes in use: all caches of the budget, the growth of their compute buffers, `other`, and `reclaimable`
         size_t   other;     // bytes set by llama_memory_budget_set_other()
         uint32_t n_down;    // number of times that the cells of a context changed to smaller types
         uint32_t n_up;      // number of times that the cells of a context returned to their first types
+        size_t   reclaimable; // bytes counted by the callback of llama_memory_budget_set_reclaim()
     };
 
     LLAMA_API struct llama_memory_budget_usage llama_memory_budget_get_usage(const struct llama_memory_budget * budget);

@@ -20,6 +20,18 @@ struct llama_memory_budget {
     llama_memory_budget_usage usage; // n_bytes is 0 if the only limit is the available memory
 
     bool hold = false; // let a batch fail instead of changing to the next types
+
+    size_t (* reclaim)(size_t n_bytes, void * user_data) = nullptr;
+    void *  reclaim_data = nullptr;
+
+    // return the bytes of memory that can be reclaimed, after freeing up to n_bytes of it
+    size_t n_bytes_reclaimable(size_t n_bytes_freed = 0) const { return reclaim ? reclaim(n_bytes_freed, reclaim_data) : 0; }
+
+    // return the bytes above the limit
+    size_t n_bytes_above() const {
+        const size_t n = usage.committed + n_bytes_reclaimable();
+        return usage.n_bytes == 0 ? 0 : n - std::min(n, usage.n_bytes);
+    }
 };
 
 // check whether cells of type a are smaller than cells of type b
@@ -136,9 +148,23 @@ size_t llama_kv_budget_member::n_bytes_above_with(size_t n_bytes_caches) const {
         return 0;
     }
 
-    const size_t n_bytes = budget->usage.committed - n_bytes_accounted + n_bytes_caches + n_bytes_grown();
+    const size_t n_bytes = budget->usage.committed - n_bytes_accounted + n_bytes_caches + n_bytes_grown() + budget->n_bytes_reclaimable();
 
     return n_bytes - std::min(n_bytes, budget->usage.n_bytes);
+}
+
+void llama_kv_budget_member::reclaim(size_t n_bytes) const {
+    if (budget && n_bytes > 0) {
+        budget->n_bytes_reclaimable(n_bytes);
+    }
+}
+
+bool llama_kv_budget_member::make_within(size_t n_bytes_caches) const {
+    if (!is_within(n_bytes_caches)) {
+        reclaim(n_bytes_above_with(n_bytes_caches));
+    }
+
+    return is_within(n_bytes_caches);
 }
 
 bool llama_kv_budget_member::is_within(size_t n_bytes_caches) const {
@@ -159,9 +185,10 @@ bool llama_kv_budget_member::fits(bool ahead) const {
         return true;
     }
 
-    const auto types = dyn.retype->types();
+    const auto   types   = dyn.retype->types();
+    const size_t n_bytes = n_bytes_next(ahead, types.first, types.second);
 
-    return is_within(n_bytes_next(ahead, types.first, types.second));
+    return ahead ? is_within(n_bytes) : make_within(n_bytes);
 }
 
 bool llama_kv_budget_member::fits_rows(const llama_kv_dynamic_cache & cache, const llama_kv_rows & rows) const {
@@ -176,11 +203,11 @@ bool llama_kv_budget_member::fits_rows(const llama_kv_dynamic_cache & cache, con
 
     const auto n_bytes = [&](const llama_kv_rows & r) { return storage.n_bytes(r, types.first, types.second); };
 
-    return is_within(n_bytes_caches() - n_bytes(storage.rows()) + n_bytes(rows));
+    return make_within(n_bytes_caches() - n_bytes(storage.rows()) + n_bytes(rows));
 }
 
-bool llama_kv_budget_member::is_kept() const {
-    return !budget || is_within(n_bytes_caches());
+bool llama_kv_budget_member::is_kept(bool ahead) const {
+    return !budget || (ahead ? is_within(n_bytes_caches()) : make_within(n_bytes_caches()));
 }
 
 void llama_kv_budget_member::fit_compute() {
@@ -260,7 +287,7 @@ void llama_kv_budget_member::step_up() {
 
     const size_t n_bytes = n_bytes_next(false, types_first.first, types_first.second);
 
-    if (!is_within(n_bytes) && n_bytes_above_with(n_bytes) > n_bytes_grown()) {
+    if (!make_within(n_bytes) && n_bytes_above_with(n_bytes) > n_bytes_grown()) {
         return; // the first types would not fit even without the growth of the compute buffers
     }
 
@@ -285,6 +312,7 @@ bool llama_kv_budget_member::make_room() {
     dyn.forget(); // forget the rows that were requested for a batch that did not run
     step_up();
     begin_account();
+    reclaim(n_bytes_above());
 
     return n_bytes_above() == 0 || (step_down(true) && n_bytes_above() == 0);
 }
@@ -313,7 +341,7 @@ llama_memory_budget * llama_memory_budget_init(size_t n_bytes, const ggml_type *
     }
 
     try {
-        return new llama_memory_budget { { types, types + n_types }, { n_bytes, 0, 0, 0, 0 } };
+        return new llama_memory_budget { { types, types + n_types }, { n_bytes, 0, 0, 0, 0, 0 } };
     } catch (const std::bad_alloc &) {
         LLAMA_LOG_ERROR("%s: not enough host memory\n", __func__);
         return nullptr;
@@ -350,7 +378,11 @@ bool llama_memory_budget_set_other(llama_memory_budget * budget, size_t n_bytes,
 
     set(n_bytes);
 
-    const bool has_room = usage.n_bytes == 0 || usage.committed <= usage.n_bytes;
+    if (const size_t n_bytes_above = budget->n_bytes_above()) {
+        budget->n_bytes_reclaimable(n_bytes_above);
+    }
+
+    const bool has_room = budget->n_bytes_above() == 0;
 
     if (n_bytes > n_bytes_old && has_room) {
         return true;
@@ -375,6 +407,16 @@ bool llama_memory_budget_set_other(llama_memory_budget * budget, size_t n_bytes,
     return false;
 }
 
+void llama_memory_budget_set_reclaim(llama_memory_budget * budget, size_t (* reclaim)(size_t n_bytes, void * user_data), void * user_data) {
+    budget->reclaim      = reclaim;
+    budget->reclaim_data = user_data;
+}
+
 llama_memory_budget_usage llama_memory_budget_get_usage(const llama_memory_budget * budget) {
-    return budget->usage;
+    auto res = budget->usage;
+
+    res.reclaimable = budget->n_bytes_reclaimable();
+    res.committed  += res.reclaimable;
+
+    return res;
 }

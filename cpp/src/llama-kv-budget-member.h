@@ -16,6 +16,9 @@
 // Objects other than caches can use a part of the budget, for example weights that are loaded and freed. When they need more, the
 // cells change to smaller types at once.
 //
+// The owner of the budget can have memory that uses the rest of the budget, for example saved states. If the rows that a batch needs
+// do not fit, the member first reclaims that memory. It does not do so for rows that the growth policy wants in addition.
+//
 // When no cell of a context is in use, the context returns to its first types. This costs nothing, because there is nothing to
 // convert.
 
@@ -46,7 +49,7 @@ public:
     void account() override;
     bool fits(bool ahead) const override;
     bool fits_rows(const llama_kv_dynamic_cache & cache, const llama_kv_rows & rows) const override;
-    bool is_kept() const override;
+    bool is_kept(bool ahead) const override;
     size_t n_bytes_compute() const override;
     void fit_compute() override;
     bool step_down() override { return step_down(false); }
@@ -57,6 +60,9 @@ public:
     // return the bytes by which the caches exceed the budget: with their current types, and with these types
     size_t n_bytes_above() const;
     size_t n_bytes_above_in(ggml_type type_k, ggml_type type_v) const;
+
+    // let the owner of the budget free this many bytes of its own memory, or as many as it can
+    void reclaim(size_t n_bytes) const;
 
     // forget the types to step up to, because the caller has chosen the current types
     void forget_first_types();
@@ -71,6 +77,9 @@ private:
     // return by how much the budget would be exceeded, and whether it would be kept, if the caches had this many bytes
     size_t n_bytes_above_with(size_t n_bytes_caches) const;
     bool   is_within         (size_t n_bytes_caches) const;
+
+    // return the result of is_within() after the owner of the budget has freed memory for n_bytes_caches
+    bool make_within(size_t n_bytes_caches) const;
 
     // change to the next types with which the caches fit. returns false if the caches fit with no types
     // is_full: the caches exceed the budget already, so that a change is needed even without a growth

@@ -309,7 +309,7 @@ bool llama_kv_dynamic::try_grow(bool ahead) {
 
     const bool has_memory = std::all_of(all.begin(), all.end(), [&](auto * cache) { return cache->grow(ahead); }) && compute.reserve(!ahead);
 
-    const bool res = has_memory && limit().is_kept();
+    const bool res = has_memory && limit().is_kept(ahead);
 
     if (!res && is_requested) {
         synchronize();

@@ -25,8 +25,8 @@ public:
     // check whether one cache may have these rows instead of its current rows
     virtual bool fits_rows(const llama_kv_dynamic_cache & cache, const llama_kv_rows & rows) const { (void) cache; (void) rows; return true; }
 
-    // check whether the memory in use is within the limit
-    virtual bool is_kept() const { return true; }
+    // check whether the memory in use is within the limit. ahead: as for fits()
+    virtual bool is_kept(bool ahead) const { (void) ahead; return true; }
 
     // return the bytes by which the compute buffers have grown. 0: the limit does not count them
     virtual size_t n_bytes_compute() const { return 0; }

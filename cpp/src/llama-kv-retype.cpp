@@ -223,6 +223,9 @@ int32_t llama_kv_retype::set_types(ggml_type type_k, ggml_type type_v) {
 
         // check the budget with the compute buffers that the change needs. A context that was above its budget before the change
         // may stay above it, but must not exceed it by more
+        if (res == LLAMA_MEMORY_TYPE_OK) {
+            budget.reclaim(budget.n_bytes_above_in(type_k, type_v));
+        }
         if (res == LLAMA_MEMORY_TYPE_OK && budget.has_budget() && budget.n_bytes_above_in(type_k, type_v) > n_bytes_above_old) {
             LLAMA_LOG_INFO("%s: the budget has no room for %s and %s\n", __func__, ggml_type_name(type_k), ggml_type_name(type_v));
             res = LLAMA_MEMORY_TYPE_NO_MEMORY;

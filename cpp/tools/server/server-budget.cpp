@@ -1,6 +1,7 @@
 #include "server-budget.h"
 
 #include "server-common.h"
+#include "server-memory.h"
 #include "server-refusal.h"
 
 #include "llama.h"
@@ -13,6 +14,11 @@ server_budget::server_budget(
 bool server_budget::init() {
     if (!budget()) {
         return true;
+    }
+    if (params.cache_ram_budget && !server_memory_is_host(params)) {
+        SRV_ERR("%s\n", "--cache-ram budget: the cells are in the memory of a device, and conversations are in RAM, so that one limit cannot "
+                "serve both. set --cache-ram MIB, or keep the cells in RAM with --no-kv-offload");
+        return false;
     }
 
     n_bytes_projector = 0;
@@ -54,9 +60,7 @@ bool server_budget::init() {
 
 bool server_budget::fits(bool may_clear, bool may_shrink) {
     return policy.make_room_for_component([this](llama_context * ctx) {
-        if (ctx) {
-            llama_memory_budget_set_other(budget(), n_bytes_projector + n_bytes_draft, ctx);
-        }
+        llama_memory_budget_set_other(budget(), n_bytes_projector + n_bytes_draft, ctx); // also reclaims conversations
         return !is_exceeded();
     }, may_clear, may_shrink);
 }

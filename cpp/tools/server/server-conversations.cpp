@@ -13,9 +13,22 @@
 server_conversations::server_conversations(const common_params & params, const server_contexts & ctxs, server_slots & slots)
     : params(params), ctxs(ctxs), slots(slots) {}
 
+server_conversations::~server_conversations() {
+    if (is_shared) {
+        llama_memory_budget_set_reclaim(params.kv_budget.get(), nullptr, nullptr);
+    }
+}
+
 void server_conversations::init() {
     is_enabled    = params.cache_ram_mib != 0;
+    is_shared     = params.cache_ram_budget && params.kv_budget;
     n_bytes_limit = params.cache_ram_mib > 0 ? size_t(params.cache_ram_mib)*1024*1024 : 0;
+
+    if (is_shared) {
+        llama_memory_budget_set_reclaim(params.kv_budget.get(), [](size_t n_bytes, void * user_data) {
+            return ((server_conversations *) user_data)->reclaim(n_bytes);
+        }, this);
+    }
 
 #ifdef __GLIBC__
     // by default, malloc keeps freed blocks of some MiB for later use. Then the memory of the process exceeds --cache-ram
@@ -120,7 +133,7 @@ void server_conversations::load(int id_slot, const server_task & task, const std
 
     if (!is_found && !is_saved && n_lost >= N_LEAST) {
         const bool is_large = 4*n_lost >= slot.prompt.n_tokens();
-        auto * saved = save_entry(slot, is_large);
+        auto * saved = save_entry(slot, is_large, is_large);
         if (saved && !is_large && saved->prompt.n_tokens() == slot.prompt.n_tokens()) {
             saved->t_last_used = 0; // the slot keeps most of this conversation, so the entry may be dropped first
         }
@@ -208,7 +221,7 @@ server_conversations::restore_result server_conversations::restore(server_slot_v
     }
 
     if (source.slot) {
-        in_use = save_entry(*source.slot, false);
+        in_use = save_entry(*source.slot, false, false);
         if (in_use) {
             return restore(slot, *in_use);
         }
@@ -311,10 +324,10 @@ static bool has_checkpoint(const server_prompt & prompt, const common_prompt_che
 }
 
 bool server_conversations::save(server_slot_view & slot, bool may_drop) {
-    return save_entry(slot, may_drop) || (may_drop && save_to_store(slot));
+    return save_entry(slot, may_drop, true) || (may_drop && save_to_store(slot));
 }
 
-server_conversation * server_conversations::save_entry(server_slot_view & slot, bool may_drop) {
+server_conversation * server_conversations::save_entry(server_slot_view & slot, bool may_drop, bool is_losing) {
     if (!can_save() || !has_conversation(slot)) {
         return nullptr;
     }
@@ -343,7 +356,9 @@ server_conversation * server_conversations::save_entry(server_slot_view & slot, 
         }
     }
 
-    const auto conv = (may_drop ? make_room(n_bytes_new) : fits(n_bytes_new)) ? copy(slot) : nullptr;
+    const size_t n_bytes_freed = is_losing ? n_bytes_cells(slot) : 0;
+
+    const auto conv = (may_drop ? make_room(n_bytes_new, n_bytes_freed) : fits(n_bytes_new, n_bytes_freed)) ? copy(slot) : nullptr;
     if (!conv) {
         entries.splice(entries.begin(), covered);
         trim();
@@ -373,7 +388,7 @@ void server_conversations::save_idle() {
         SLT_TRC(slot, "%s", "saving idle slot to prompt cache\n");
 
         // false: do not drop other entries for this one, because no slot needs the cells of the idle slot yet
-        if (save(slot, false)) {
+        if (save_entry(slot, false, params.kv_unified)) {
             SLT_DBG(slot, "%s", "__TEST_TAG_CACHE_IDLE_SLOT__\n");
 
             if (params.kv_unified) {
@@ -413,7 +428,7 @@ void server_conversations::save_to_store() {
 
 bool server_conversations::save_to_store(server_slot_view & slot) {
     // A server that sleeps has no contexts. It has saved the conversations of its slots before it fell asleep.
-    const bool can_copy = store && can_save() && ctxs.ctx_tgt && has_conversation(slot);
+    const bool can_copy = store && (can_save() || is_shared) && ctxs.ctx_tgt && has_conversation(slot);
 
     const auto conv = can_copy ? copy(slot) : nullptr;
     if (conv) {
@@ -423,8 +438,8 @@ bool server_conversations::save_to_store(server_slot_view & slot) {
     return conv != nullptr;
 }
 
-bool server_conversations::reserve(size_t n_bytes) {
-    return make_room(n_bytes);
+bool server_conversations::reserve(const server_slot_view & slot, size_t n_bytes) {
+    return make_room(n_bytes, n_bytes_cells(slot));
 }
 
 bool server_conversations::reserve_checkpoint(int id_slot) {
@@ -452,8 +467,11 @@ void server_conversations::trim() {
 }
 
 bool server_conversations::drop_if_short(int32_t n) {
-    is_ram_short = params.kv_budget_mib == 0 && is_cache_in_ram() && server_memory_is_short(ctxs.ctx_tgt, n);
+    is_ram_short = (is_shared || (params.kv_budget_mib == 0 && server_memory_is_host(params))) && server_memory_is_short(ctxs.ctx_tgt, n);
 
+    if (is_ram_short && is_shared) {
+        return drop_one();
+    }
     if (!is_ram_short || entries.empty()) {
         return false;
     }
@@ -476,7 +494,7 @@ void server_conversations::drop_drafts() {
 server_conversations::usage server_conversations::get_usage() const {
     usage res;
 
-    res.n_bytes_limit  = n_bytes_limit;
+    res.n_bytes_limit  = is_shared ? std::max<size_t>(1, limit()) : n_bytes_limit; // 0 would mean no limit
     res.n_entries      = entries.size();
     res.n_hits         = n_hits;
     res.n_misses       = n_misses;
@@ -599,12 +617,46 @@ size_t server_conversations::n_bytes() const {
     return res;
 }
 
-bool server_conversations::fits(size_t n_bytes_more) const {
-    return !is_enabled || n_bytes_limit == 0 || n_bytes() + n_bytes_more <= n_bytes_limit;
+size_t server_conversations::limit(size_t n_bytes_freed) const {
+    size_t res = n_bytes_limit > 0 ? n_bytes_limit : SIZE_MAX;
+
+    if (is_shared) {
+        const auto usage = llama_memory_budget_get_usage(params.kv_budget.get());
+
+        const size_t n_bytes_others = usage.committed - usage.reclaimable;
+        const size_t n_bytes_left   = n_bytes_others - std::min(n_bytes_others, n_bytes_freed);
+
+        res = std::min(res, usage.n_bytes - std::min(usage.n_bytes, n_bytes_left));
+    }
+
+    return res;
 }
 
-bool server_conversations::make_room(size_t n_bytes_more) {
-    if (!fits(n_bytes_more)) {
+size_t server_conversations::n_bytes_cells(const server_slot_view & slot) const {
+    return !is_shared ? 0 : llama_memory_seq_usage(slot.ctx_tgt, slot.id).bytes +
+        (slot.ctx_dft ? llama_memory_seq_usage(slot.ctx_dft, slot.id).bytes : 0);
+}
+
+size_t server_conversations::reclaim(size_t n_bytes) {
+    const size_t n_bytes_old = this->n_bytes();
+
+    if (n_bytes > 0) {
+        SRV_DBG("the cells reclaim %.3f MiB of conversations\n", n_bytes / (1024.0 * 1024.0));
+    }
+    while (this->n_bytes() + n_bytes > n_bytes_old && drop_one(false)) {
+    }
+
+    // a state that is restored now exists twice for a moment
+    const size_t n_bytes_now = this->n_bytes();
+    return n_bytes_now - std::min(n_bytes_now, in_use ? in_use->size() : 0);
+}
+
+bool server_conversations::fits(size_t n_bytes_more, size_t n_bytes_freed) const {
+    return !is_enabled || n_bytes() + n_bytes_more <= limit(n_bytes_freed);
+}
+
+bool server_conversations::make_room(size_t n_bytes_more, size_t n_bytes_freed) {
+    if (!fits(n_bytes_more, n_bytes_freed)) {
         // return early if the bytes cannot fit even after everything that may be dropped is dropped. Then nothing needs to be
         // dropped
         size_t n_bytes_least = in_use ? in_use->size() : 0;
@@ -614,12 +666,12 @@ bool server_conversations::make_room(size_t n_bytes_more) {
                 n_bytes_least += ckpt->size();
             }
         }
-        if (n_bytes_least + n_bytes_more > n_bytes_limit) {
+        if (n_bytes_least + n_bytes_more > limit(n_bytes_freed)) {
             return false;
         }
     }
 
-    while (!fits(n_bytes_more)) {
+    while (!fits(n_bytes_more, n_bytes_freed)) {
         if (!drop_one()) {
             return false;
         }
@@ -628,7 +680,7 @@ bool server_conversations::make_room(size_t n_bytes_more) {
     return true;
 }
 
-bool server_conversations::drop_one() {
+bool server_conversations::drop_one(bool with_running) {
     // 1. entries that are also in the cells of a slot
     // A slot that is processing but not yet running still has the cells of its last task, which it is about to lose. So its cells
     // do not count.
@@ -650,7 +702,7 @@ bool server_conversations::drop_one() {
         }
     }
     for (auto & slot : slots) {
-        if (thin_out(slot.prompt)) {
+        if ((with_running || !slot.is_processing()) && thin_out(slot.prompt)) {
             return true;
         }
     }
@@ -696,11 +748,4 @@ bool server_conversations::thin_out(server_prompt & prompt) {
     ckpts.erase(it);
 
     return true;
-}
-
-// The function does not use llama_supports_gpu_offload(), which is true for every build with the RPC backend, even without an RPC
-// server.
-bool server_conversations::is_cache_in_ram() const {
-    return params.no_kv_offload || params.n_gpu_layers == 0 ||
-        (!ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) && !ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU));
 }

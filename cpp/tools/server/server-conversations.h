@@ -21,7 +21,8 @@
 // loses its own cells, their conversation becomes an entry.
 //
 // --cache-ram limits the sum of the bytes of the entries, the checkpoints of entries and slots, and the paused requests. Only one
-// state may exceed this limit while it is being copied. To make room, the class frees in this order:
+// state may exceed this limit while it is being copied. With --cache-ram budget, the limit is the part of --kv-budget that the cells
+// leave, and the cells reclaim it when they grow. To make room, the class frees in this order:
 //
 //  1. entries whose state is also in the cells of a slot
 //  2. checkpoints, except the newest one of each conversation and the one before its last user message
@@ -35,7 +36,7 @@ class server_conversations {
 public:
     // numbers for /metrics, /props and /slots
     struct usage {
-        size_t n_bytes_limit       = 0; // 0 means: no limit
+        size_t n_bytes_limit       = 0; // 0 means: no limit. With --cache-ram budget, the bytes that the cells leave at this moment
         size_t n_bytes_entries     = 0; // bytes of the entries, without their checkpoints
         size_t n_bytes_checkpoints = 0; // bytes of the checkpoints of entries and slots
         size_t n_bytes_paused      = 0;
@@ -69,6 +70,8 @@ public:
     // set the store, which receives the entries that are dropped from RAM, and which load() searches. null means: no store
     void set_store(server_conversation_store * store) { this->store = store; }
 
+    ~server_conversations();
+
     // apply --cache-ram. load_model() calls this function, also when the server wakes up. Entries from before the sleep stay
     void init();
 
@@ -96,9 +99,9 @@ public:
     // return false if conversations cannot be saved, because of --cache-ram 0 or a shortage of RAM
     bool can_save() const { return is_enabled && !is_ram_short; }
 
-    // make room for n_bytes of a paused request. return false if they do not fit
+    // make room for n_bytes of a request that is paused, and whose slot then frees its cells. return false if they do not fit
     // Call this function only if can_save() is true.
-    bool reserve(size_t n_bytes);
+    bool reserve(const server_slot_view & slot, size_t n_bytes);
 
     // make room for the next checkpoint of a slot
     // If nothing else can be dropped, older checkpoints of the slot are dropped.
@@ -106,12 +109,17 @@ public:
     bool reserve_checkpoint(int id_slot);
 
     // drop entries and checkpoints until the limit is kept
-    // Call this function after checkpoints were copied between slots or read from a file.
+    // Call this function after checkpoints were copied between slots or read from a file. With --cache-ram budget,
+    // call it after slots have freed the cells that they saved.
     void trim();
+
+    // return the part of n_bytes() that belongs to the slots, not to the entries
+    size_t n_bytes_of_slots() const;
 
     // find out whether a batch failed because RAM is short. If so, drop the oldest entry
     // n: number of cells that the batch needs
-    // return false if no entry was dropped
+    // With --cache-ram budget, the growth has reclaimed the entries before. Then checkpoints of running slots are dropped.
+    // return false if nothing was dropped
     bool drop_if_short(int32_t n);
 
     // drop the states of the draft model from all entries and their checkpoints, because the draft model was unloaded
@@ -158,8 +166,9 @@ private:
 
     // return the entry that contains the conversation of a slot. Create the entry if none exists
     // may_drop: other entries may be dropped to stay within the limit
+    // is_losing: the slot frees its cells after that
     // The result is null if the conversation has no entry.
-    server_conversation * save_entry(server_slot_view & slot, bool may_drop);
+    server_conversation * save_entry(server_slot_view & slot, bool may_drop, bool is_losing);
 
     // return true if the cells of the slot contain a conversation that is not lost
     bool has_conversation(const server_slot_view & slot) const;
@@ -189,18 +198,26 @@ private:
     // return the number of bytes that the limit applies to
     size_t n_bytes() const;
 
-    // return the part of n_bytes() that belongs to the slots, not to the entries
-    size_t n_bytes_of_slots() const;
+    // return the limit in bytes. n_bytes_freed: bytes of cells that are freed soon
+    size_t limit(size_t n_bytes_freed = 0) const;
+
+    // return the bytes of a slot's cells that count in the same limit as the conversations
+    size_t n_bytes_cells(const server_slot_view & slot) const;
+
+    // free at least n_bytes for the cells if possible. return the bytes that count in --kv-budget after that
+    // Checkpoints of slots with a task stay, because the cells also grow while such a checkpoint is read.
+    size_t reclaim(size_t n_bytes);
 
     // return true if n_bytes_more bytes can be added without exceeding the limit
-    bool fits(size_t n_bytes_more) const;
+    bool fits(size_t n_bytes_more, size_t n_bytes_freed = 0) const;
 
     // drop entries and checkpoints until n_bytes_more bytes can be added without exceeding the limit
     // return false if that is not possible
-    bool make_room(size_t n_bytes_more);
+    bool make_room(size_t n_bytes_more, size_t n_bytes_freed = 0);
 
     // drop the least valuable entry or checkpoint. return false if nothing can be dropped
-    bool drop_one();
+    // with_running: include checkpoints of slots with a task
+    bool drop_one(bool with_running = true);
 
     // drop the least recently used entry. return false if there is none
     bool drop_oldest();
@@ -208,9 +225,6 @@ private:
     // drop the oldest checkpoint of a prompt, except those of server_checkpoints_to_keep()
     // return false if there is no such checkpoint
     static bool thin_out(server_prompt & prompt);
-
-    // return true if the KV caches of the contexts are in RAM and compete with the entries for memory
-    bool is_cache_in_ram() const;
 
     const common_params   & params;
     const server_contexts & ctxs;
@@ -225,6 +239,7 @@ private:
     int id_losing = -1; // slot whose cells are about to be lost. -1 means: none
 
     bool   is_enabled    = false;
+    bool   is_shared     = false; // the limit is a part of --kv-budget
     bool   is_ram_short  = false; // RAM is short, and room is being made for a batch
     size_t n_bytes_limit = 0;     // 0 means: no limit
 

@@ -13,6 +13,10 @@ server_memory_policy::server_memory_policy(
     : params(params), ctxs(ctxs), slots(slots), batch(batch), conversations(conversations), cells(cells), pause(pause), oom(oom), draft(draft), projector(projector) {}
 
 server_budget_hold server_memory_policy::hold_types() {
+    if (params.cache_ram_budget) {
+        conversations.trim(); // the slots have freed the cells that their requests do not use
+    }
+
     const bool has_idle = !cells.idle_slots().empty();
 
     // Without a unified cache, other slots cannot use the cells of an idle slot. But if memory is short, they can use its memory.
@@ -127,7 +131,9 @@ bool server_memory_policy::clear_idle() {
 
 void server_memory_policy::end_shortage() {
     conversations.end_shortage();
-    conversations.trim();
+    if (!params.cache_ram_budget) {
+        conversations.trim();
+    }
 }
 
 bool server_memory_policy::has_spare_component() const {

@@ -64,7 +64,10 @@ void server_memory_stats::reset() {
         conversations_now = conversations(); // entries in RAM stay while the server sleeps
     }
 
-    budget_now.committed = 0;
+    if (budget) {
+        budget_now = llama_memory_budget_get_usage(budget.get());
+    }
+    budget_now.committed = budget_now.reclaimable;
     budget_now.other     = 0;
 }
 
@@ -223,6 +226,7 @@ const std::vector<server_memory_stats::item<llama_memory_budget_usage>> & server
         { "bytes",           "gauge",   "KV budget: the limit in bytes, 0 without one",            [](const usage & u) -> json { return u.n_bytes;   } },
         { "committed_bytes", "gauge",   "KV budget: committed bytes",                              [](const usage & u) -> json { return u.committed; } },
         { "loaded_bytes",    "gauge",   "KV budget: committed bytes of the projector and the draft model", [](const usage & u) -> json { return u.other;     } },
+        { "conversation_bytes", "gauge", "KV budget: committed bytes of conversations, with --cache-ram budget", [](const usage & u) -> json { return u.reclaimable; } },
         { "down_total",      "counter", "KV budget: number of changes to smaller types",           [](const usage & u) -> json { return u.n_down;    } },
         { "up_total",        "counter", "KV budget: number of returns to the first types",         [](const usage & u) -> json { return u.n_up;      } },
     };
@@ -234,7 +238,7 @@ const std::vector<server_memory_stats::item<server_conversations::usage>> & serv
     using usage = server_conversations::usage;
 
     static const std::vector<item<usage>> res = {
-        { "limit_bytes",        "gauge",   "Conversations: bytes that --cache-ram allows, 0 for no limit",         [](const usage & u) -> json { return u.n_bytes_limit;       } },
+        { "limit_bytes",        "gauge",   "Conversations: bytes that --cache-ram allows now, 0 for no limit",         [](const usage & u) -> json { return u.n_bytes_limit;       } },
         { "entry_bytes",        "gauge",   "Conversations: bytes of the entries in RAM, without checkpoints",      [](const usage & u) -> json { return u.n_bytes_entries;     } },
         { "checkpoint_bytes",   "gauge",   "Conversations: bytes of checkpoints, of slots and entries",            [](const usage & u) -> json { return u.n_bytes_checkpoints; } },
         { "paused_bytes",       "gauge",   "Conversations: bytes of paused requests",                              [](const usage & u) -> json { return u.n_bytes_paused;      } },

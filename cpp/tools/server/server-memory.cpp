@@ -2,7 +2,10 @@
 
 #include "server-common.h"
 
+#include "ggml-backend.h"
+
 #include <algorithm>
+#include <cstring>
 
 bool server_memory_is_short(const llama_context * ctx, size_t n_cells) {
     if (!ctx) {
@@ -16,6 +19,23 @@ bool server_memory_is_short(const llama_context * ctx, size_t n_cells) {
 
 bool server_memory_is_short_for_state(const llama_context * ctx, const llama_memory_usage & before) {
     return llama_get_memory_usage(ctx).n_no_memory > before.n_no_memory;
+}
+
+// note: llama_supports_gpu_offload() is true for every build with the RPC backend, also without an RPC server
+bool server_memory_is_host(const common_params & params) {
+    if (params.no_kv_offload || params.n_gpu_layers == 0) {
+        return true;
+    }
+
+    auto devices = params.devices; // a null ends the list
+    for (size_t i = 0; params.devices.empty() && i < ggml_backend_dev_count(); ++i) {
+        devices.push_back(ggml_backend_dev_get(i));
+    }
+
+    return std::none_of(devices.begin(), devices.end(), [](ggml_backend_dev_t dev) {
+        return dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU &&
+            strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev)), "MTL") != 0;
+    });
 }
 
 bool server_memory_is_full(const llama_context * ctx, size_t n_cells) {

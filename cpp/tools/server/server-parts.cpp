@@ -13,7 +13,7 @@ server_parts::server_parts(
     pause     (slots, batch, conversations, projector),
     draft     (params, ctxs, slots, conversations, stats, queue_tasks, queue_results),
     projector (projector),
-    capacity  (params, ctxs),
+    capacity  (params, ctxs, conversations),
     oom       (params, ctxs, slots, batch, capacity, replies),
     catch_up  (params, ctxs, slots, queue_tasks),
     policy    (params, ctxs, slots, batch, conversations, cells, pause, oom, draft, projector),

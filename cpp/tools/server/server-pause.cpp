@@ -72,7 +72,7 @@ std::unique_ptr<server_prompt_cache_state> server_pause::save(const server_slot_
     const auto size = [&](llama_context * ctx) { return ctx ? llama_state_seq_get_size(ctx, slot.id) : 0; };
 
     // the bytes of the checkpoints do not count here, because the checkpoints are moved, not copied
-    if (!conversations.reserve(size(slot.ctx_tgt) + size(ctx_dft))) {
+    if (!conversations.reserve(slot, size(slot.ctx_tgt) + size(ctx_dft))) {
         return nullptr;
     }
 

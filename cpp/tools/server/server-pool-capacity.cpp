@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <cstddef>
 
-server_pool_capacity::server_pool_capacity(const common_params & params, const server_contexts & ctxs) : params(params), ctxs(ctxs) {}
+server_pool_capacity::server_pool_capacity(const common_params & params, const server_contexts & ctxs, const server_conversations & conversations)
+    : params(params), ctxs(ctxs), conversations(conversations) {}
 
 int32_t server_pool_capacity::n_cells_max(bool ignore_draft) const {
     const auto usage = llama_get_memory_usage(ctxs.ctx_tgt);
@@ -27,7 +28,14 @@ int32_t server_pool_capacity::n_cells_max(bool ignore_draft) const {
         n_states  = usage.reserved - std::min<double>(usage.reserved, usage.n_cells_max*size_cell);
     }
 
-    const size_t n_others = ignore_draft ? budget.other : budget.committed - std::min(budget.committed, usage.committed - std::min(usage.committed, n_states));
+    // of the conversations with --cache-ram budget, only those of the slots keep their memory when cells grow
+    size_t n_others = budget.other;
+    if (!ignore_draft) {
+        const size_t n_cells = usage.committed - std::min(usage.committed, n_states);
+        const size_t n_fixed = budget.committed - budget.reclaimable;
+
+        n_others = n_fixed - std::min(n_fixed, n_cells) + std::min(budget.reclaimable, conversations.n_bytes_of_slots());
+    }
     const size_t n_bytes  = budget.n_bytes - std::min(budget.n_bytes, n_others);
 
     return std::min<double>(usage.n_cells_max, n_bytes/(size_cell*type_ratio()));

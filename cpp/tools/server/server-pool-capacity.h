@@ -1,6 +1,7 @@
 #pragma once
 
 #include "server-contexts.h"
+#include "server-conversations.h"
 
 #include "common.h"
 
@@ -12,7 +13,7 @@ public:
     // number of cells by which a growth may exceed the needed cells, or which a shrink may keep
     static constexpr int32_t N_BLOCK = 512;
 
-    server_pool_capacity(const common_params & params, const server_contexts & ctxs);
+    server_pool_capacity(const common_params & params, const server_contexts & ctxs, const server_conversations & conversations);
 
     // return the maximum number of cells of the context. With a budget, this is the number of cells of the smallest types that
     // fit into it
@@ -29,6 +30,7 @@ private:
     // return the size of a cell of the smallest types, as a fraction of the size of a current cell
     double type_ratio() const;
 
-    const common_params   & params;
-    const server_contexts & ctxs;
+    const common_params        & params;
+    const server_contexts      & ctxs;
+    const server_conversations & conversations;
 };

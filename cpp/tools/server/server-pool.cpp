@@ -261,19 +261,22 @@ bool server_pool::resume(server_slot_view & slot) {
     };
 
     const bool is_first = !has_ahead(slot);
-    const bool ok       = policy.read_back(slot, [&]() { return write(slot.ctx_tgt, slot.wait.paused->data.main); }, is_first);
+
+    // with --cache-ram budget, a paused state counts, but it must not keep its own cells from growing
+    auto saved = std::move(slot.wait.paused);
+
+    const bool ok = policy.read_back(slot, [&]() { return write(slot.ctx_tgt, saved->data.main); }, is_first);
 
     if (!ok) {
         slot.mem.seq_rm(slot.id, -1, -1);
     }
     if (!ok && !is_first) {
+        slot.wait.paused = std::move(saved);
         pause.leave_projector(slot);
         id_no_place   = slot.task->id;
         t_no_place_us = ggml_time_us();
         return false; // wait until one of the running requests ends
     }
-
-    auto saved = std::move(slot.wait.paused);
 
     slot.state  = slot.wait.state_paused;
     slot.prompt = std::move(saved->prompt);
