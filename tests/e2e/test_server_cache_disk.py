@@ -11,7 +11,9 @@ import pytest
 
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
+from tests.e2e.adapter import adapter
 from tests.e2e.conftest import Real
+from tests.e2e.projector import looking, merging_projector
 from tests.e2e.servers import completion, routing, serving, until
 
 ARGS = ("-c", "4096", "-np", "2", "--no-warmup", "--cache-ram", "64", "--kv-dynamic")
@@ -53,6 +55,125 @@ def test_chats_continue_after_restart(real: Real, toy: str, tmp_path: Path, kind
             answer = ask(server, text)
             assert answer["content"] == content
             assert computed(answer) <= 64  # the tokens after the last checkpoint
+    assert IGNORED not in server.log
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("toy", ["llama-dense", "gemma2-dense", "qwen35-dense"])  # plain, window, hybrid
+def test_longer_prompts_and_branches_use_files(real: Real, toy: str, tmp_path: Path, kind: tuple[str, ...]) -> None:
+    model = real.text_model(toy)
+    args: tuple[str | Path, ...] = (*ARGS, *kind, "-ub", "32", "--cache-disk", tmp_path)
+    longer = f"{CHATS[0]} {CHATS[1][:400]}"
+    branch = f"{longer[: len(CHATS[0]) // 2]} {CHATS[2][:400]}"
+    with serving(real, model, tmp_path / "first", *args) as server:
+        expected = [ask(server, text, cache_prompt=False)["content"] for text in (longer, branch)]
+        ask(server, CHATS[0], id_slot=1)
+    with serving(real, model, tmp_path / "second", *args) as server:
+        answer = ask(server, longer, id_slot=0)
+        assert answer["content"] == expected[0]
+        assert computed(answer) <= 64 + len(server.post("/tokenize", {"content": CHATS[1][:400]})["tokens"])
+        assert ask(server, branch)["content"] == expected[1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_used"),
+    [
+        (("-np", "4", "--no-kv-unified"), ("-np", "4", "--no-kv-unified"), True),
+        (("-np", "4", "--no-kv-unified"), ("-np", "2", "--no-kv-unified"), False),
+        (("-np", "4", "--no-kv-unified"), ("-np", "4", "--kv-unified"), False),
+        (("-np", "4", "--kv-unified"), ("-np", "2", "--kv-unified"), True),
+    ],
+)
+def test_layout_of_streams_decides_use(
+    real: Real, model: Path, tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...], is_used: bool
+) -> None:
+    disk = ("--cache-disk", tmp_path)
+    with serving(real, model, tmp_path / "first", *ARGS, *first, *disk) as server:
+        expected = [ask(server, CHATS[i], id_slot=3 - i)["content"] for i in range(2)]
+    with serving(real, model, tmp_path / "second", *ARGS, *second, *disk) as server:
+        answers = [ask(server, CHATS[i], id_slot=i) for i in range(2)]
+        assert [computed(answer) == 1 for answer in answers] == [is_used] * 2
+        assert [answer["content"] for answer in answers] == expected
+    assert IGNORED not in server.log
+
+
+def test_other_adapter_or_scale_does_not_use_file(real: Real, model: Path, tmp_path: Path) -> None:
+    lora = adapter(model, tmp_path / "lora.gguf", "blk")
+    disk = ("--cache-disk", tmp_path / "disk")
+    strong, weak = (dict[str, Any](lora=[{"id": 0, "scale": scale}]) for scale in (1.0, 0.5))
+    with serving(real, model, tmp_path / "plain", *ARGS, "--cache-ram", "0", "--lora", lora) as server:
+        expected = [ask(server, CHATS[0], **scale)["content"] for scale in (strong, weak)]
+        assert expected[0] != expected[1]
+    with serving(real, model, tmp_path / "first", *ARGS, *disk, "--lora", lora) as server:
+        assert ask(server, CHATS[0], **strong)["content"] == expected[0]
+    with serving(real, model, tmp_path / "weak", *ARGS, *disk, "--lora", lora) as server:
+        answer = ask(server, CHATS[0], **weak)
+        assert computed(answer) > 100 and answer["content"] == expected[1]
+    with serving(real, model, tmp_path / "second", *ARGS, *disk, "--lora", lora) as server:
+        for scale, content in zip((strong, weak), expected, strict=True):
+            answer = ask(server, CHATS[0], **scale)
+            assert (computed(answer), answer["content"]) == (1, content)
+    with serving(real, model, tmp_path / "without", *ARGS, *disk) as server:
+        assert computed(ask(server, CHATS[0])) > 100
+    (lora := adapter(model, tmp_path / "other.gguf", "blk.0")).replace(tmp_path / "lora.gguf")
+    with serving(real, model, tmp_path / "other", *ARGS, *disk, "--lora", tmp_path / "lora.gguf") as server:
+        assert computed(ask(server, CHATS[0], **strong)) > 100
+    assert IGNORED not in server.log
+
+
+DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
+
+
+def test_draft_continues_from_file(real: Real, model: Path, tmp_path: Path) -> None:
+    args = (*ARGS, *DRAFT, "-md", model, "--cache-disk", tmp_path)
+    with serving(real, model, tmp_path / "first", *args) as server:
+        expected = ask(server, CHATS[0], 16)["content"]
+    with serving(real, model, tmp_path / "second", *args) as server:
+        answer = ask(server, CHATS[0], 16)
+        assert (computed(answer), answer["content"]) == (1, expected)
+        # a draft with other cells than its target's would be refused now and then
+        assert answer["timings"]["draft_n_accepted"] == answer["timings"]["draft_n"] > 0
+    assert IGNORED not in server.log
+
+
+@pytest.mark.parametrize("change", ["without", "types", "model"])
+def test_file_of_other_draft_serves_target(real: Real, model: Path, tmp_path: Path, change: str) -> None:
+    other = real.text_model("gptneox-dense")
+    drafts = {
+        "without": (),
+        "types": (*DRAFT, "-md", model, "-ctkd", "q8_0", "-ctvd", "q8_0"),
+        "model": (*DRAFT, "-md", other),
+    }
+    with serving(real, model, tmp_path / "first", *ARGS, *DRAFT, "-md", model, "--cache-disk", tmp_path) as server:
+        expected = ask(server, CHATS[0], 16)["content"]
+    with serving(real, model, tmp_path / "second", *ARGS, *drafts[change], "--cache-disk", tmp_path) as server:
+        answer = ask(server, CHATS[0], 16)
+        assert (computed(answer), answer["content"]) == (1, expected)
+    assert IGNORED not in server.log
+
+
+def test_images_continue_from_file(real: Real, model: Path, mmproj: Path, marker: None, tmp_path: Path) -> None:
+    def see(server: LlamaServer, seed: int, **more: Any) -> dict[str, Any]:
+        body = {"prompt": looking(seed, before=f"{CHATS[0]} "), "n_predict": 8, "temperature": 0.0, "ignore_eos": True}
+        return server.post("/completion", {**body, **more})
+
+    args = (*ARGS, "--mmproj", mmproj, "--cache-disk", tmp_path / "disk")
+    with serving(real, model, tmp_path / "plain", *ARGS, "--mmproj", mmproj, "--cache-ram", "0") as server:
+        expected = [see(server, seed)["content"] for seed in (1, 2)]
+        assert expected[0] != expected[1]
+    with serving(real, model, tmp_path / "first", *args) as server:
+        assert see(server, 1)["content"] == expected[0]
+    with serving(real, model, tmp_path / "second", *args) as server:
+        answer = see(server, 1)
+        assert (computed(answer), answer["content"]) == (1, expected[0])
+        answer = see(server, 2)  # it uses the text before the image
+        assert answer["content"] == expected[1] and computed(answer) > 8
+    other = ("--mmproj", merging_projector(tmp_path / "other.gguf", model))
+    with serving(real, model, tmp_path / "other", *ARGS, *other, "--cache-disk", tmp_path / "disk") as server:
+        answer = see(server, 1)
+        assert computed(answer) > 8 and answer["content"] == see(server, 1, cache_prompt=False)["content"]
+    with serving(real, model, tmp_path / "without", *ARGS, "--cache-disk", tmp_path / "disk") as server:
+        assert computed(ask(server, CHATS[0])) > 100  # a text cannot begin with a conversation of images
     assert IGNORED not in server.log
 
 

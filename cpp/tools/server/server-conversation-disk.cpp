@@ -284,7 +284,11 @@ std::unique_ptr<server_conversation_disk::entry> server_conversation_disk::parse
     res->type_v   = (ggml_type) in.get<int32_t>();
     res->hash_dft = in.get<uint64_t>();
 
-    const bool is_same_mmproj = in.get<uint64_t>() == hash_mmproj;
+    // without the projector, the tokens of images cannot be read
+    const auto hash_media = in.get<uint64_t>();
+    if (hash_media != 0 && hash_media != hash_mmproj) {
+        return nullptr;
+    }
 
     res->conversation.pos_min = in.get<int32_t>();
 
@@ -327,7 +331,7 @@ std::unique_ptr<server_conversation_disk::entry> server_conversation_disk::parse
         throw std::runtime_error("the head is invalid");
     }
 
-    return has_lora && (is_same_mmproj || !prompt.tokens.has_media()) ? std::move(res) : nullptr;
+    return has_lora && (hash_media != 0 || !prompt.tokens.has_media()) ? std::move(res) : nullptr;
 }
 
 void server_conversation_disk::update() {
