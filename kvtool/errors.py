@@ -26,7 +26,7 @@ class KvtoolError(Exception):
     code: ClassVar[str] = "internal"
 
     def __init_subclass__(cls, *, code: str = "", exit_code: int = 0) -> None:
-        """Set the class's codes. A code that is not given is inherited."""
+        """Set the error code and the exit code of a subclass. A code that is not given is inherited."""
         cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
 
     def __init__(self, what: str, *, why: str = "", next_step: str = "", output: str = "") -> None:

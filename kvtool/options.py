@@ -108,7 +108,7 @@ def env_of(ctx: Context) -> Env:
 
 
 def choose_backend(**given: bool) -> str:
-    """Return the name of the backend whose flag was given, "cpu" if none was. Raise UsageError for several."""
+    """Return the backend whose flag was given, or "cpu" without such a flag. Raise UsageError if several were given."""
     named = [name for name, is_given in given.items() if is_given]
     if len(named) > 1:
         flags = " and ".join(f"--{name}" for name in named)

@@ -142,7 +142,10 @@ class QualityResult(Report):
         return ("Loss", columns, rows), ("Commands", ("cache", "command"), commands)
 
     def pictures(self) -> dict[str, bytes]:
-        """Draw the divergence and the change of the perplexity of each cache."""
+        """Draw two plots with a bar for each kind of cache.
+
+        One plot has the divergence of its predictions from an f16 cache, the other one the change of its perplexity.
+        """
         measured = [loss for loss in self.losses if loss.divergence]
         with plots.picture("quality", 2, rows=2, size=(8, 9)) as (files, (kl, log_ratio)):
             kl.barh([x.kind for x in measured], [x.divergence[0] for x in measured], color=plots.BLUE)

@@ -3,7 +3,7 @@
 Changes: a full cache is changed to one type after the other with all cores, once in place and once by copy. For
 comparison, `memcpy` copies bytes into fresh memory with as many threads. It copies half of the sum of the cells' bytes
 before and after the change, because a change reads the old bytes and writes the new ones once. *Over steady* is the
-peak of the process minus its size before or after the change, whichever is larger.
+additional memory of the process during the change: its peak, minus the larger of its sizes before and after the change.
 
 Budget: 2 GiB, and cells as large as Llama-2-7B's. They have 512 KiB; to fill the budget with small cells would take
 hours. The tokens of a static cache are calculated from its size. The other caches are filled until they are full: once
@@ -12,8 +12,9 @@ With a model of the user, it is a quarter of the bytes of the context in f16.
 
 Loss: `kv-check --checks retype-quality` measures it on llama.cpp's own test models, whose weights are random. It is the
 Kullback-Leibler divergence between the distributions of the next token with this cache and with an f16 cache, as the
-median over the rows. It is measured for cells that were changed to a type, and for cells that have the worse of the two
-types from the start. The ratio ignores a divergence below 1e-9, which is a rounding error of floats.
+median over the tokens that are computed after the change. It is measured for cells that were changed from one type to
+another, and for cells that have one of these two types from the start: the type with the larger loss. The *ratio*
+divides the first loss by the second one. It ignores a divergence below 1e-9, which is a rounding error of floats.
 """
 
 import itertools

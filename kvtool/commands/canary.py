@@ -34,7 +34,7 @@ class CanaryResult(Result, command="canary"):
     tag_why: the reason why the remote was not used, "" if it was used
     tree: the id of upstream's git tree, "" if the tag could not be fetched
     locked: the current tag of upstream.lock
-    key: the key of the first breakage, "" if nothing is broken
+    key: a hash of the first breakage, which is equal in every run with this breakage; "" if nothing is broken
     patches: the report of each patch, as in kvtool rebase --dry-run
     error: the error of the step that failed
     """

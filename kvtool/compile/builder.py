@@ -41,7 +41,9 @@ class Outcome:
 
 
 def build_tree(planned: Plan, console: Console) -> Outcome:
-    """Configure if something changed, then build. Raise BuildError with the output of the command that failed.
+    """Run CMake if the options or a CMakeLists.txt changed, then build.
+
+    If a command fails, raise BuildError with its output.
 
     The build directory is locked, because two builds at the same time would damage each other's files.
     """

@@ -25,8 +25,9 @@ def add_cause(
     moved_to: str,
     moved: str = "",
 ) -> FailedHunk:
-    """Return the failed hunk with its lines, its cause and a diff.
+    """Return the failed hunk with the cause of its conflict, the lines of both sides, and a diff of the sides.
 
+    piece: the part of the hunk that conflicts
     old: the file that the patch was made on
     new: upstream's file
     moved_to: where upstream has the lines now, as "path:line"; "" if that is unknown

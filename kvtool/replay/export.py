@@ -72,7 +72,7 @@ class PatchCommits:
 
     @property
     def first(self) -> Commit:
-        """Return the first commit of the patch. The patch has its author and message."""
+        """Return the first commit of the patch. The exported patch has the author and the message of this commit."""
         return self.commits[0][0]
 
 
@@ -156,9 +156,9 @@ def squash_fixups(
 def only_drops_patches(
     scratch: Scratch, project: Project, applied: Applied, head: str, series: Series, was: Mapping[str, bytes]
 ) -> bool:
-    """Return True if the project differs from the applied series only by patches that the tree does not have either.
+    """Return True if the only change of the project since the last apply is the removal of patches.
 
-    If so, an export does not undo any change of the project.
+    The tree must not contain the commits of these patches any more, so that an export does not add them again.
     """
     wanted = {loaded.patch.id: loaded for loaded in series.patches if loaded.wanted}
     tried = (report for report in applied.patches if report.outcome is not PatchOutcome.SKIPPED)

@@ -340,7 +340,7 @@ class _Planner:
         told: Mapping[str, tuple[Authored, tuple[str, ...]]],
         start: str,
     ) -> list[ForkPatch]:
-        """Return one patch for each folder, which sets some paths to their final state."""
+        """Return one patch for each folder. The patch changes the files of the folder to their state in the fork."""
         found: list[ForkPatch] = []
         for folder, paths in folder_groups(_sizes(self.git, after, theirs)).items():
             commits = list(dict.fromkeys(commit for path in paths for commit in touched.get(path, ())))

@@ -82,9 +82,9 @@ def match_patches(
 
 
 def contains_patch(diffs: Sequence[bytes], patch: bytes) -> bool:
-    """Return True if the diffs together have all lines that a patch adds.
+    """Return True if the diffs together add every line that the patch adds.
 
-    If the patch adds no lines, the lines that it removes are compared.
+    If the patch adds no lines, the diffs must remove every line that the patch removes. Empty lines do not count.
     """
     have, need = (_signed_rows(part) for part in (diffs, [patch]))
     added = Counter({key: count for key, count in need.items() if key[1].startswith(b"+") and key[1][1:].strip()})

@@ -57,7 +57,7 @@ class Choices:
     resolved: tuple[Resolution, ...] = ()
     skip: tuple[str, ...] = ()  # patches to leave out from the new upstream on
     drop: tuple[str, ...] = ()  # patches to remove from the series
-    accept: tuple[str, ...] = ()  # patches that may lose lines
+    accept: tuple[str, ...] = ()  # patches that may lose changed lines in the rebase
 
     @property
     def named(self) -> tuple[str, ...]:

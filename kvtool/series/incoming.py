@@ -166,7 +166,7 @@ def _split_header(text: bytes) -> tuple[bytes, bytes]:
 
 
 def _fields(header: str) -> list[tuple[str, str]]:
-    """Return the names and values of headers. A value that continues on further lines has line ends."""
+    """Return the name and the value of each header of a patch file. A value of several lines keeps its line ends."""
     found: list[tuple[str, str]] = []
     for line in header.splitlines():
         if line[:1] in " \t" and found:

@@ -144,7 +144,7 @@ def _patches(document: tomlkit.TOMLDocument) -> list[Any]:
 
 
 def _entries(text: str) -> tuple[list[str], dict[str, str]]:
-    """Return the ids of the patches in their order, and the text of each entry."""
+    """Return the ids of the patches in their order, and the text of the entry of each id in series.toml."""
     sections = split_sections(text)
     if sections is not None:
         found = {section.id: section.text for section in sections if section.id}

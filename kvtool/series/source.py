@@ -202,7 +202,10 @@ class SourceFile:
         return "an #if 0" if left_out else "a comment" if number in self._inside else ""
 
     def _body(self, head: int) -> range | None:
-        """Return the lines from a function's first line to the closing brace in its column; None for a declaration."""
+        """Return the lines of the function that starts in the line `head`, or None for a declaration.
+
+        The function ends at the first closing brace that has the same indentation as this line.
+        """
         code = self._code
         start = next((n for n in range(head, len(code)) if b"{" in code[n] or b";" in code[n]), None)
         if start is None or b";" in code[start].partition(b"{")[0]:

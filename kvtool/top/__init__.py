@@ -1,4 +1,5 @@
 """Implement `kvtool top`.
 
-server.py sends requests, reading.py parses the answers, view.py finds changes over time, and draw.py makes the picture.
+server.py sends requests to llama-server, and reading.py parses the answers. view.py compares the answers over time,
+for example to compute speeds. draw.py formats the lines that the terminal shows.
 """

@@ -23,7 +23,9 @@ class History:
     def open(cls, mirror: str | None, old: Upstream, new: Upstream) -> Self | None:
         """Open the mirror's history. Return None if the mirror is not a local repository with both tags.
 
-        The mirror can be named by KVTOOL_UPSTREAM, too. Its tags must have the same trees as in the lock.
+        Both tags must have the git trees that the lock names, and one tag must be an ancestor of the other one.
+
+        mirror: the path of the repository; None for the path in the environment variable KVTOOL_UPSTREAM
         """
         mirror = mirror or os.environ.get("KVTOOL_UPSTREAM")
         place = expanded(mirror) if mirror else None

@@ -214,9 +214,10 @@ _DYNAMIC = re.compile(line_pattern(START_LINE) + r".*?llama_kv_cache: size = .*?
 
 
 def has_layers_that_grow(log: str) -> bool:
-    """Return True if some dynamic cache in libllama's log has layers, or if the log does not say.
+    """Return True if a dynamic cache in libllama's log has layers, or if the log has no number of layers.
 
-    If a window cache has all layers, the other cache has none and grows by 0 bytes. Then the check would test nothing.
+    A model with a sliding window has one cache for its window layers, and one for its other layers. If all layers are
+    window layers, the other cache has no layers and grows by 0 bytes. Then the check would test nothing.
     """
     layers = [int(n) for _cells, n in _DYNAMIC.findall(log)]
     return not layers or any(layers)

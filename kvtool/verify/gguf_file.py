@@ -45,7 +45,7 @@ def read_header(path: Path) -> Header:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return all files of a model in order. A model can be split into several files."""
+    """Return all files of the model that `path` belongs to. The files of a split model are in numerical order."""
     if not path.is_file():
         why = "it is a directory" if path.is_dir() else "the file does not exist"
         raise UsageError(f"there is no model {path}", why=why, next_step="name a GGUF file, or a model of kvtool fetch")

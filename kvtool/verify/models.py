@@ -245,7 +245,7 @@ def _weights(tensor: Any, n_vocab: int, seed: int) -> Any:
 def random_weight(name: str, shape: tuple[int, ...]) -> Any:
     """Return random numbers for a tensor of this name and shape.
 
-    A vector has numbers near 1. The numbers of a matrix are scaled so that a signal keeps its size.
+    A vector has numbers near 1. The numbers of a matrix are scaled, so that its output is about as large as its input.
     """
     import numpy as np
 

@@ -83,7 +83,10 @@ def retypes(toys: Sequence[Path], *, quick: bool) -> list[Check]:
 
 
 def draft(name: str, model: Path, *args: str) -> Check:
-    """Return the check in which kv-check compares a draft model next to a model. `args` select the draft."""
+    """Return the check of a draft: kv-check compares static and dynamic caches while the draft runs beside the model.
+
+    args: the arguments of kv-check that select the draft
+    """
     return Check(f"kv-check/{name}/draft", "kv-check", model, args=("-fa", "on", *args, "--checks", "draft"))
 
 

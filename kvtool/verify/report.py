@@ -68,7 +68,7 @@ def class_rows(findings: Iterable[Finding], variant: Callable[[Finding], Any] = 
 class Verified(Result, command="verify"):
     """Hold all results of verify.
 
-    mode: "quick", "full" or "matrix", and the patch if only its tests ran
+    mode: "quick", "full" or "matrix"; the id of the patch is added if only the tests of one patch ran
     seconds: the duration of the whole command, including the build
     error: the reason why a report could not be written to its file
     """

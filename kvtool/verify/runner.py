@@ -24,6 +24,7 @@ def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, la
     """Run kv-check once, and return a Finding. If kv-check itself crashes or is too slow, the check fails.
 
     stop: an event that ends the program and this function, for Ctrl-C
+    lane: yields the arguments for the device that this run of kv-check uses
 
     Raises VerifyError if the device of the lane does not work.
     """

@@ -92,7 +92,7 @@ def _judge_text(static: str, dynamic: str, details: dict[str, object]) -> None:
 
 
 def judge_logs(statics: Sequence[str], dynamic: str, **more: object) -> dict[str, object]:
-    """Raise Failed unless the dynamic side grew and the static sides did not.
+    """Raise Failed unless the cache of the dynamic run grew, and the caches of the static runs did not.
 
     Returns the growths and `more` as details of the finding.
     """
