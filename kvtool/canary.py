@@ -87,7 +87,7 @@ def of_patches(reports: tuple[PatchReport, ...]) -> tuple[Breakage, ...]:
 def of_verified(verified: Verified) -> tuple[Breakage, ...]:
     """Return one breakage for all failed checks, because they usually have the same cause.
 
-    It is named after the first.
+    The breakage has the id of the first failed check.
     """
     if not verified.failed:
         return ()

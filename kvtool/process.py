@@ -31,7 +31,7 @@ _observer: Callable[[Sequence[str]], None] | None = None
 
 
 def on_command(callback: Callable[[Sequence[str]], None] | None) -> None:
-    """Call a function with each command before it is run. console.py prints the commands with it for --verbose."""
+    """Call a function with each command before it is run. With --verbose, console.py passes one that prints them."""
     global _observer
     _observer = callback
 

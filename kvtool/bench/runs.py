@@ -4,8 +4,8 @@ Memory: each process has one context. A cache that grows in place, a cache that 
 turns, and the figures are medians over the runs. To fill the cache without the cost of attention, each batch is decoded
 as a sequence of its own and then moved to the measured sequence (see `kv-bench`'s README). *Resident* is the growth of
 the process since before the context was created, including compute buffers. *The same without a cache* is measured
-right after each growth. For growth in place, it commits as many fresh pages. For growth by copy, it copies the same
-bytes into fresh memory with `memcpy`.
+right after each growth: it is the time to commit as many fresh pages, or, for growth by copy, to copy as many bytes
+into fresh memory with `memcpy`.
 
 Speed: both contexts are in one process and are called alternately, and the processor time of one thread is measured.
 Every round creates both contexts again. Its result is one ratio. The interval is the 95 % confidence interval of
@@ -13,9 +13,9 @@ Student's t over the rounds (`kvtool/bench/speed.py` has the formula). *Speed* i
 occur. *Without growths* has only the other calls. The last column has the time of a call with a growth relative to the
 static call, and the number of growths.
 
-Cache *off* compares the patched build with the dynamic cache switched off with an unpatched build. Cache *same*
-compares the patched build with itself, which shows how much equal builds differ. Both have half as many rounds of two
-processes each, because the library that is loaded first has an advantage.
+Cache *off* compares an unpatched build with the patched build, in which the dynamic cache is switched off. Cache *same*
+compares the patched build with itself, which shows how much equal builds differ. The library that is loaded first has
+an advantage. So both comparisons have half as many rounds, and each round has two processes.
 
 The weights are random. For memory, the model has a cache as large as that of a real model, and everything else is tiny.
 For speed, the whole model is as large as one of the smallest models in use. If a token is cheap to compute, the cost of

@@ -86,8 +86,9 @@ class BudgetCapacity:
 class Loss:
     """Hold the divergence of one model from f16 in nats.
 
-    changed: the divergence after the cells were changed to the types
-    start: the divergence if the cells have the types from the start
+    types: the change of type, for example "f16 to q8_0"
+    changed: the divergence of cells after this change
+    start: the larger divergence of cells that have the first or the second of these types from the start
     """
 
     model: str
@@ -97,9 +98,9 @@ class Loss:
 
     @property
     def kl_ratio(self) -> float:
-        """Return the loss of changed cells relative to the loss with these types from the start.
+        """Return the loss of changed cells, divided by the loss of cells that were not changed.
 
-        Ignores rounding errors.
+        Those cells have one of the two types from the start. A loss below _NOTHING is a rounding error, and is ignored.
         """
         return max(0.0, self.changed - _NOTHING) / max(self.start, _NOTHING)
 

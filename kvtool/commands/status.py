@@ -26,7 +26,7 @@ class StatusResult(Result, command="status"):
     why: the reason why the tree is not clean
     next: what the user can do about it
     upstream_lines: the number of lines that the patches change in upstream's own files
-    groups: this number for each group of patches; the name "" means patches without a group
+    groups: the number of such lines for each group of patches; the name "" means patches without a group
     goal_lines: the limit of series.toml for the lines of each group, 0 if there is none
     new_files: the number of files of cpp/ that belong into the tree
     unlisted: the patch files that series.toml does not name

@@ -142,9 +142,9 @@ def _unlisted(project: Project, tables: list[object], groups: Sequence[Group]) -
 
 
 def _size(mailed: list[_Mailed], lock: Lock, goal: int) -> Iterator[LintFinding]:
-    """Count the changed lines in upstream's own files for each group.
+    """Yield a finding for each group whose patches change `goal` or more lines of upstream's own files.
 
-    The upstream tag with the most changed lines counts.
+    The number of lines depends on the upstream tag. The largest number over all tags counts.
     """
     known = [
         (patch, sum(diff_size(mail.diff)[1:]))

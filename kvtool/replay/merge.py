@@ -535,7 +535,7 @@ def _lines_of(origin: Commit, hunks: Collection[tuple[str, int]]) -> frozenset[b
 
 @functools.lru_cache(8)  # each step of moving a patch needs them
 def _new_names(git: Git, origin: Commit, onto: str) -> Mapping[str, str]:
-    """Return the path that each path of a patch has in the other upstream. Renames are followed."""
+    """Return the new path of each file that a patch changes. It differs if the upstream `onto` renamed the file."""
     names = {file.path: file.path for file in parse_diff(origin.diff)}
     if not set(names) <= git.paths(onto):
         names.update({path: name for path, name in git.renamed(origin.parent, onto).items() if path in names})

@@ -289,7 +289,8 @@ def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineM
 def _is_untouched(base: Lines, target: Lines, was: range, now: range, moved: LineMap, shift: int) -> bool:
     """Return True if a function is unchanged and was only moved by `shift` lines.
 
-    The map is not used for this, because it may refer to a copy of the function.
+    Only the first line of the function is searched in the map `moved`. For its other lines, the map may refer to a copy
+    of the function, so the texts are compared.
     """
     stands = moved.line(was.start) == now.start == was.start + shift
     return stands and base[was.start : was.stop] == target[now.start : now.stop]

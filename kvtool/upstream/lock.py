@@ -10,9 +10,9 @@
     tree = "<git tree id, 40 hex>"         # the same for every source, so it proves that a download is right
     sources = [{ kind = "npm", name = "...", version = "...", path = "...", integrity = "sha512-..." }]
 
-`kind` is npm or sdist. For npm, `path` is a git bundle in the package, and its HEAD is the tree. For sdist, `path` is a
-folder in the source archive. `integrity` is the digest of the archive, sha512-<base64> or sha256-<hex>. It is optional,
-because the tree id is checked in any case.
+`kind` is npm or sdist. For npm, `path` is a git bundle in the package, and the commit HEAD of the bundle has the tree.
+For sdist, `path` is a folder in the source archive. `integrity` is the digest of the archive, sha512-<base64> or
+sha256-<hex>. It is optional, because the tree id is checked in any case.
 
 A new entry is inserted by its date. But tags b<number> always stay in the order of their numbers, because a mirror
 without history may give a tag a wrong date.

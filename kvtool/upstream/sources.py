@@ -112,7 +112,7 @@ def ensure_tag(cache: Cache, lock: Lock, tag: str, console: Console, mirror: str
 
 
 def adopt_base(cache: Cache, source: Git, upstream: Upstream, console: Console) -> str:
-    """Copy an upstream from a repository that has its tree into the cache. Return its commit."""
+    """Copy the tree of an upstream from the repository `source` into the cache. Return its commit in the cache."""
     if commit := cache.base(upstream):
         return commit
     with cache.locked(console) as scratch:

@@ -36,7 +36,7 @@ class Exchange(NamedTuple):
 
 
 class Script(NamedTuple):
-    """Describe how much is asked.
+    """Describe the length of the conversations that a check has with llama-server.
 
     rounds: the number of rounds, each with one request for each slot
     generate: the tokens of each answer

@@ -117,7 +117,8 @@ def commit_rebase(
 ) -> CommittedRebase:
     """Write a finished rebase to the tree and the project.
 
-    If this fails, it is undone. But if the user has resolved a conflict, the rebase stays and waits for `--continue`.
+    If a write fails, the tree and the files are restored. But if the user has resolved a conflict, nothing is restored,
+    so that the resolution is not lost: the rebase waits for `--continue`.
     """
     project = stage.project
     before = read_applied(project.tree)
