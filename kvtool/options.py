@@ -17,7 +17,7 @@ Context: TypeAlias = typer.Context
 
 
 class Env:
-    """Hold the console and the project. The project is searched for on first use; UsageError if there is none."""
+    """Hold the console and the project. The first use of `project` searches for it, or raises UsageError."""
 
     def __init__(self, console: Console, find: Callable[[], Project]) -> None:
         self.console, self._find = console, find

@@ -167,7 +167,7 @@ def _with_error(pair: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Measure the losses with one program, model and text.
+    """Measure the loss of precision of each kind of cache, with one program, model and text.
 
     Finished runs are kept in `work`, so an interrupted measurement continues there.
 

@@ -141,7 +141,7 @@ class Reply(NamedTuple):
 def _chat(server: LlamaServer, load: Load, number: int) -> Iterator[Reply]:
     """Yield the reply to each turn of one conversation, in a slot of its own.
 
-    A turn is asked when its reply is requested.
+    The request of a turn is sent only when the caller asks the iterator for the next reply.
     """
     words = range(1000, 30000)  # tokens of the vocabulary that stand for words
     tokens = random.Random("all").choices(words, k=load.common)

@@ -300,7 +300,7 @@ class _Planner:
     ) -> tuple[list[ForkPatch], set[str], dict[str, list[str]]]:
         """Move commits onto the base, file by file.
 
-        Returns the patches, the paths for which the commits do not give the content in `target`, and the commits of
+        Returns the patches, the paths for which the commits do not produce the content in `target`, and the commits of
         each path.
         """
         now = {path: theirs.get(path, ABSENT) for path in differ}

@@ -52,7 +52,7 @@ def parse_assignments(assigned: Sequence[str], commits: Sequence[Commit], ids: S
 def match_patches(
     candidates: Sequence[Candidate], patches: Sequence[LoadedPatch], applied: Applied, assigned: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the ids of the patches that were found, by commit id."""
+    """Return the id of the patch that each commit belongs to, by commit id. Commits without a patch are left out."""
     by_id = {loaded.patch.id: loaded for loaded in patches if loaded.wanted}
     made = {report.commit: report.id for report in applied.patches if report.commit and report.id in by_id}
     found: dict[str, str] = {}

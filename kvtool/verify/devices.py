@@ -35,7 +35,7 @@ IN_MEMORY: Lane = _lane
 class Device(NamedTuple):
     """Describe where the cache of the tested programs is.
 
-    lanes: one lane for each kv-check that may run at the same time
+    lanes: one lane for each kv-check that may run at the same time (see Lane)
     label: the text that is appended to the ids of checks, "" for host memory
     tools: the arguments for llama-completion and llama-server
     """

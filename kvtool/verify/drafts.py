@@ -83,7 +83,7 @@ def _keys(of: Geometry, **more: int) -> dict[str, Any]:
 
 
 def _shapes(of: Geometry, *, keys: bool, **more: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a model's tensors, with the rows first.
+    """Return the shapes of a model's tensors: the number of rows, then the number of columns.
 
     keys: whether its layers have keys and values of their own
     more: additional tensors
