@@ -258,7 +258,10 @@ class Perplexity:
         )
 
     def _budgets(self, kinds: Sequence[Kind]) -> dict[str, int]:
-        """Return the budget of each kind in MiB. Finds it by runs of one chunk."""
+        """Return, for each kind, the budget in MiB with which the first change of type is at `kind.at` cells.
+
+        The budgets are found by short runs with one chunk each.
+        """
         if not kinds:
             return {}
         most = math.ceil(sum(map(float, _RESERVED.findall(self._call(self._argv(KINDS[0], 0), 1)))))

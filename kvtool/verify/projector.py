@@ -41,7 +41,7 @@ def keys(width: int) -> dict[str, Any]:
 
 
 def shapes(width: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the projector's tensors, with the rows first."""
+    """Return the shapes of the projector's tensors. The number of rows is the first number."""
     found: dict[str, tuple[int, ...]] = {
         "v.patch_embd.weight": (EMBD, 3, _PATCH, _PATCH),
         "v.position_embd.weight": ((_IMAGE // _PATCH) ** 2, EMBD),
