@@ -266,8 +266,8 @@ bool llama_kv_budget_member::step_down(bool is_full) {
         if (res == LLAMA_MEMORY_TYPE_OK) {
             budget->usage.n_down++;
 
-            // If there was no memory for a copy, the cells were converted inside of their own memory. Nothing was freed then, and
-            // smaller types would not free anything either.
+            // If there was no memory for a copy of the cells, they were converted inside of their old buffer. The buffer keeps its
+            // size, so nothing was freed. A still smaller type would not free anything either, so it is not tried.
             return n_bytes_caches() < n_bytes_old;
         }
 

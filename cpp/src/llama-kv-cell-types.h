@@ -32,8 +32,8 @@ public:
 
         const std::unordered_map<int64_t, std::vector<float>> & matrices; // rotation matrices, by the number of elements of a block
 
-        // set the rotation for other types
-        // force: also if LLAMA_ATTN_ROT_DISABLE is set
+        // set the rotation that cells of these types need
+        // force: ignore LLAMA_ATTN_ROT_DISABLE, which turns the rotation off
         std::function<void(ggml_type, ggml_type, bool force)> init;
     };
 
@@ -79,7 +79,7 @@ public:
     void end_find_rotation(ggml_backend_sched_t sched); // null: no graph was built
 
     // return the number of elements of a rotated block: for the current types, and for other types
-    // force: also if LLAMA_ATTN_ROT_DISABLE is set
+    // force: ignore LLAMA_ATTN_ROT_DISABLE, which turns the rotation off
     uint32_t n_rot(bool is_v) const { return is_v ? rot.n_rot_v : rot.n_rot_k; }
     uint32_t wanted_rot(bool is_v, ggml_type type_k, ggml_type type_v, bool force = false);
 
@@ -124,8 +124,8 @@ private:
     // A model has one block size for all rotated types. So from and to are equal, or one of them is 0.
     static uint32_t rotation_delta(uint32_t from, uint32_t to);
 
-    // set the rotation for these types
-    // force: also if LLAMA_ATTN_ROT_DISABLE is set
+    // set the rotation that cells of these types need
+    // force: ignore LLAMA_ATTN_ROT_DISABLE, which turns the rotation off
     // throws std::bad_alloc if there is no memory for a matrix. nothing has changed then
     void init_rot(ggml_type type_k, ggml_type type_v, bool force = false);
 

@@ -129,7 +129,7 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
         return nullptr;
     }
 
-    // choose the storage with the first buffer. If the cache has returned to a fixed size, it keeps that size
+    // choose the kind of storage when the first buffer is allocated. A cache that has returned to a fixed size keeps that size
     if (kv.ctxs_bufs.empty() && can_grow()) {
         auto inplace = dyn->any([&](const auto * other) { return other->has_size_like(*this); }) ? nullptr : create_inplace();
         auto copy    = llama_kv_storage_create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);

@@ -195,7 +195,7 @@ private:
     const bool offload;
 
     std::unique_ptr<llama_kv_storage> rows;
-    std::unique_ptr<llama_kv_storage> by_copy; // used if the storage in place turns out to be unusable. null: no longer needed
+    std::unique_ptr<llama_kv_storage> by_copy; // replaces `rows` if growth in place turns out to be unusable. null: no replacement
 
     std::optional<growth> growing;
 

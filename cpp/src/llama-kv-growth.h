@@ -71,7 +71,7 @@ struct llama_kv_growth {
     // return the number of cells that a batch can use in a storage of n_cur cells
     uint32_t usable(uint32_t n_cur) const;
 
-    // return the smallest storage in which a batch can use n_need cells. The result is n_max if n_need is larger
+    // return the smallest size of a storage, in cells, in which a batch can use n_need cells. The result is at most n_max
     uint32_t smallest(uint32_t n_need) const;
 
     // return the size to grow to from n_cur cells, so that a batch can use n_need cells. never less than n_cur

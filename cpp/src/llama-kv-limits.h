@@ -1,6 +1,7 @@
 #pragma once
 
-// Memory that the system and the devices grant to this process, as far as they report it (llama-kv-pages.h lists the gaps)
+// The memory that this process can still allocate from the system and the devices. They do not report every limit, see "Limits
+// that cannot be known" in llama-kv-pages.h
 
 #include "ggml-backend.h"
 

@@ -154,7 +154,7 @@ bool llama_kv_region::commit_ahead(const llama_kv_region & from, const llama_kv_
         const size_t n_from = from.n_pages(from.strips[i], rows);
         const size_t n_to   = n_pages(strips[i], rows);
 
-        n_least += n_to - std::min(n_to, n_from); // rows are smaller in the new type, but can touch more pages
+        n_least += n_to - std::min(n_to, n_from); // a row is smaller in the new type, but the rows can touch more pages
         n_all   += n_to;
     }
 

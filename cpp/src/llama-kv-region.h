@@ -65,7 +65,8 @@ public:
 
     llama_kv_paged_buffer mem; // mem.buf is null after the cache has taken over the buffer
 
-    layers_t layers; // V is null if there is none. regions of like() have no views of streams
+    // V of a layer is null if the layer has no V. In a region that like() has created, the layers have no views of streams
+    layers_t layers;
 
 private:
     // memory of one tensor
@@ -82,7 +83,7 @@ private:
 
     llama_kv_region(ggml_backend_buffer_type_t buft, bool v_trans) : buft(buft), v_trans(v_trans) {}
 
-    // return the strip of a tensor, as it would be in this type
+    // return the strip that the tensor would have with this type
     strip make_strip(const ggml_tensor * t, ggml_type type, bool is_v) const;
 
     // call f(strip, offset, size in bytes) for each range of rows in every tensor

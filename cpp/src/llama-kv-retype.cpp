@@ -42,7 +42,7 @@ int32_t llama_kv_retype::check_types(ggml_type type_k, ggml_type type_v) const {
         return LLAMA_MEMORY_TYPE_UNSUPPORTED;
     }
 
-    // llama_init_from_model() refuses different types for these models
+    // for these models, llama_init_from_model() refuses a type of V that differs from the type of K
     if (type_k != type_v && (model.hparams.is_mla() || model.arch == LLM_ARCH_DEEPSEEK4)) {
         return LLAMA_MEMORY_TYPE_DIFFER;
     }

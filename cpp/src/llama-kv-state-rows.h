@@ -50,7 +50,8 @@ public:
     bool is_on_device() const { return on_device; }
 
 private:
-    // remove the state that is being read from all caches, because other caches may have read their part already
+    // remove the cells of the sequence whose state is being read, in all caches of the context: some caches may have read their
+    // part of the state already
     void drop();
 
     llama_kv_dynamic_cache & cache;

@@ -276,8 +276,8 @@ private:
 
         for (const auto & own : layers) {
             // Host memory is allocated on the first write, so only live rows count. On a device, the old buffer of a layer is
-            // freed when the layer has its larger buffer. The first buffer, which contains several layers, is freed when the last
-            // of them has moved.
+            // freed when the layer has its larger buffer. But the first buffer contains several layers. It is freed only when the
+            // last of these layers has moved, so it counts as 0 here.
             const bool   is_host = ggml_backend_buft_is_host(own.buft);
             const size_t n_back  = is_host ? n_bytes_live_of(own.l.k, own.l.v, n_used) : is_created(own) ? 0 : n_bytes_of(own.l, n_rows());
 

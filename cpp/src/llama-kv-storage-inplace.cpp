@@ -287,7 +287,8 @@ private:
     // data from prepare_types() for set_types()
     std::vector<std::unique_ptr<llama_kv_region>> next_parts; // the parts in their new types
     std::vector<uint32_t>                         next_n_used;
-    // no rows, for a failure of set_types(), when there may be no memory to create the set
+    // an empty set of rows, which set_types() uses if it fails. It is created in advance, because there may be no memory for it
+    // at that time
     llama_kv_rows                                 next_none = cur.none();
 };
 

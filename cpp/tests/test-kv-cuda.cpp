@@ -384,7 +384,7 @@ static char * base_of(ggml_backend_buffer_t buf) {
     return (char *) ggml_backend_buffer_get_base(buf);
 }
 
-// return the value of the bytes of a page. -1: the bytes differ
+// return the value that all bytes of a page have. -1: the bytes differ
 static int value_of(ggml_backend_buffer_t buf, size_t i_page) {
     const char * page = base_of(buf) + i_page*SIZE_PAGE;
     return std::count(page, page + SIZE_PAGE, page[0]) == (std::ptrdiff_t) SIZE_PAGE ? page[0] : -1;
@@ -525,7 +525,8 @@ static void test_buffer() {
     check_nothing_left("buffer");
 }
 
-// let every call fail, alone or with all later calls. Nothing may change, and nothing may leak when the driver works again
+// let each call of the driver during map() fail, alone or with all later calls
+// map() must change nothing, and nothing may leak when the driver works again.
 static void test_failures() {
     for (const bool alone : { true, false }) {
         // first, count the calls of a successful map()

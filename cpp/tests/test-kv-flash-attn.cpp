@@ -30,13 +30,13 @@ static void check(bool ok, const std::string & what) {
     }
 }
 
-// the path for prompts is used from this number of rows on
+// minimum number of queries (rows of Q) for which the path for prompts is used
 static constexpr int64_t n_rows_tiled = 64;
 
-// number of rows of a tile, which are read together
+// number of rows of K and V in a tile. The rows of a tile are read together
 static constexpr int64_t n_kv_tile = 64;
 
-// maximum normalized mean squared error. It is that of F32 arithmetic with a relative error of 1e-5
+// maximum normalized mean squared error: the error of F32 arithmetic if its relative error is 1e-5
 static constexpr double max_nmse = 1e-10;
 
 enum mask_kind {

@@ -57,7 +57,8 @@ void operator delete(void * ptr, size_t) noexcept { free(ptr); }
 extern "C" const char * __lsan_default_suppressions();
 extern "C" const char * __lsan_default_suppressions() { return "leak:ggml_backend_alloc_ctx_tensors_from_buft"; }
 
-// let the next commit read the free memory, which allocates host memory
+// make the next commit query the free memory of the system, because the query allocates host memory and can fail
+// llama_kv_limits_allow() repeats the query only if the memory of its last result is almost used up. So use most of it up.
 static void look_next_time() {
     const size_t n_left = llama_kv_limits_available();
 

@@ -68,7 +68,7 @@ class measurement {
     memory_result & res;
 
     resident_peak peak;
-    int64_t peak_before = -1; // peak since the previous moment, up to the last call of stop()
+    int64_t peak_before = -1; // largest number of resident bytes between the last point() and the last stop()
 
     device_bytes_peak device_peak;
     int64_t device_peak_before = -1;

@@ -378,7 +378,8 @@ static void touch_padding(const ggml_tensor * t) {
     }
 }
 
-// return true if a copy from or to a quantized tensor begins at an aligned address. Vulkan needs that in a plain buffer
+// return true if a quantized tensor that is copied begins at an aligned address. Vulkan requires that in a plain buffer (a single
+// page). In a buffer with several pages, the function accepts any address
 static bool is_copied_right(const ggml_tensor * t) {
     return !ggml_is_quantized(t->type) || memory_of(t->buffer).mapped.size() > 1 ||
         ((const char *) t->data - memory_of(t->buffer).base) % buft_alignment(t->buffer->buft) == 0;

@@ -107,7 +107,8 @@ void retype_by_hand(session & c, const std::vector<ggml_type> & ladder, const ce
 // is_tight: changing to smaller types may make no room, because the compute buffers for them can need more
 void step_down(
         side & s, session & is, session & other, const memory_budget & budget, bool is_tight, const std::vector<ggml_type> & ladder, uint32_t n_batch, uint32_t n) {
-    // by copy, a growth can still fail after a change of types that should make enough room
+    // with growth by copy, a growth can still fail after a change of types that should make enough room. The types then change
+    // again in the same batch
     const bool in_place = is.is_in_place();
 
     uint32_t i = 0;

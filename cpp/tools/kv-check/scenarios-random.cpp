@@ -75,7 +75,7 @@ class memory_end {
     // return the budget for a context with the limit. null: the limit is not a budget
     llama_memory_budget * budget() const { return what == BUDGET ? own.get() : nullptr; }
 
-    // allow this many more bytes
+    // set the limit to the memory that is in use now, plus n_bytes. For SYSTEM, let all allocations fail instead
     // n_bytes_cells: bytes of the context's cells now
     void set(size_t n_bytes, size_t n_bytes_cells) {
         clear();

@@ -18,7 +18,7 @@ constexpr cell_types f16 = { GGML_TYPE_F16, GGML_TYPE_F16 };
 
 using retype_chain = std::vector<cell_types>; // the first types, and the types after each change
 
-// return the changes to test. Without flash attention, V cannot be quantized
+// return the changes of type to test. Without flash attention, V cannot be quantized
 std::vector<retype_chain> default_chains(const side & s) {
     constexpr ggml_type q8 = GGML_TYPE_Q8_0;
     constexpr ggml_type q4 = GGML_TYPE_Q4_0;

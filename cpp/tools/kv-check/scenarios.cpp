@@ -31,7 +31,8 @@ uint32_t kv_check_n_cells(const kv_check_params & params) {
     return 256*((kv_check_n_fill(params) + 255)/256 + 3); // leaves room for tokens that some checks decode after the fill
 }
 
-// return the number of cells to fill for a check that needs n. It is smaller in a quick run, and for a model without cells
+// return the number of cells to fill for a check that needs n cells
+// The result can be smaller than n in a quick run, and for a recurrent model, which has no cells.
 static uint32_t at_most(const side & s, uint32_t n) {
     return std::min(n, s.is_recurrent ? 330 : kv_check_n_fill(s.params));
 }

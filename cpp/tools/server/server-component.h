@@ -52,8 +52,8 @@ private:
 struct server_component {
     std::string name;
 
-    // functions for the main loop, which are also called after the HTTP thread has ended
-    // load and unload throw server_refusal. Nothing has changed then.
+    // functions that run on the main loop. The HTTP thread that requested them may have ended by then, see server-main-loop.h
+    // load and unload throw server_refusal if they fail. Nothing has changed then.
     std::function<bool()> is_loaded;
     std::function<json()> load;
     std::function<json()> unload; // returns null while the component is in use

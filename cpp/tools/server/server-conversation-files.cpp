@@ -40,7 +40,7 @@ struct file_start {
     uint64_t key;
     uint64_t n_head;
     uint64_t hash_parts;
-    uint64_t hash_head; // hash of this struct (with 0 in this field), the sizes and the head
+    uint64_t hash_head; // hash of this struct (with 0 in this field), of the sizes of the parts, and of the head
 };
 
 static_assert(sizeof(file_start) == 48, "no padding");
@@ -328,8 +328,8 @@ std::string server_conversation_files::write(bytes head, const std::vector<bytes
 
     remove_unfinished();
 
-    // With age_us = 0, all files may be removed. Otherwise, files would stay forever if another machine with a clock ahead has
-    // written them.
+    // With age_us = 0, all files may be removed, whatever their time is. If times were compared in this case, too, files would stay
+    // forever if a machine whose clock is ahead has written them.
     const int64_t t_keep = age_us > 0 ? (int64_t) time_of_age(age_us).time_since_epoch().count() : INT64_MAX;
     if (!make_room(res.n_bytes, t_keep)) {
         return "";

@@ -121,8 +121,8 @@ void server_conversations::load(int id_slot, const server_task & task, const std
             break;
         }
 
-        // Continue the search. find() does not return a state that cannot be read a second time. If a state did not fit, a
-        // shorter one may fit.
+        // Continue the search. If the state can never be restored (UNREADABLE), find() does not return it again. If it did not
+        // fit (NO_PLACE), a shorter state may fit.
         if (res == NO_PLACE) {
             n_tokens_max = from.n_tokens - 1;
         }
@@ -344,8 +344,8 @@ server_conversation * server_conversations::save_entry(server_slot_view & slot, 
         return nullptr;
     }
 
-    // Find entries that the new entry will contain. They stay until the new entry exists, because the copy can fail. Until then,
-    // they are the one state that may exceed the limit.
+    // Find entries that the new entry will contain. They stay until the new entry exists, because the copy can fail. Their bytes
+    // are not counted during the copy, so the old entries and the copy together may exceed the limit for that time.
     const llama_pos pos_min = pos_min_of_copy(ctxs, slot.id);
 
     entries_t covered;

@@ -50,7 +50,8 @@ public:
         uint64_t n_misses       = 0; // tasks that found no usable state, not even in their own slot
         uint64_t n_tokens_saved = 0; // tokens that need not be computed because of the hits
 
-        // the same numbers for the store. The hits and the saved tokens of the store are also counted in the numbers above
+        // the same numbers for the store (the conversations on disk). The hits and the saved tokens of the store are also counted
+        // in the numbers above
         uint64_t n_hits_disk         = 0;
         uint64_t n_misses_disk       = 0;
         uint64_t n_tokens_saved_disk = 0;

@@ -94,7 +94,9 @@ bool server_draft_catch_up::catch_up(int id_slot) {
 
     const auto & types = params.speculative.types;
     if (std::find(types.begin(), types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE) == types.end()) {
-        n_retry = -1; // other drafters need states of the target that are gone now. they continue with the next tokens
+        // other drafters cannot process the missed tokens: the states of the target that they need are gone. They continue with the
+        // next tokens
+        n_retry = -1;
         return true;
     }
 

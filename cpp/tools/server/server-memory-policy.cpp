@@ -73,8 +73,8 @@ bool server_memory_policy::drop_less_than_cells(int32_t n) {
 void server_memory_policy::free_cells(server_slot_view & slot, int32_t off) {
     const bool is_freed =
         cells.clear_idle_for_others() || // 5. idle slots
-                                         // 6. smaller types: the next batch changes them, because hold_types() prevents that only
-                                         //    for 4 and 5
+                                         // 6. smaller types: no call is needed. hold_types() prevents a change of types only while
+                                         //    step 4 or 5 can free something. After that, the next batch changes the types
         cells.clear_unstarted()       || // 7. slots whose request has not started
         pause.pause_youngest(off);       // 8. the youngest request
 

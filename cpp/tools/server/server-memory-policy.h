@@ -46,8 +46,8 @@ public:
     // return false if a smaller batch may succeed. Upstream's code tries that then
     bool make_room_for_batch(int32_t & n_batch, int32_t off);
 
-    // free memory after the current media chunk of a slot has failed for lack of cells
-    // The chunk is decoded while the batch is made. Unless the slot ends, it is tried again with a later batch.
+    // free memory after the current media chunk (image or audio) of a slot has failed for lack of cells
+    // The chunk is decoded while the batch is made. Unless the slot ends, a later batch tries the chunk again.
     void make_room_for_chunk(int id_slot);
 
     // free cells for a request that waits to start. return false if nothing more can be freed

@@ -19,7 +19,7 @@ public:
 
     static const std::vector<item> & items();
 
-    // read the numbers of all slots. Call this while the context does not compute. ctx may be null
+    // read the numbers of all slots from the context. Call this while the context does not compute. null: there are no slots
     void update(const llama_context * ctx);
 
     // return the number of slots

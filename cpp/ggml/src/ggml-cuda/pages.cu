@@ -335,7 +335,8 @@ static size_t ggml_cuda_pages_page_size(ggml_backend_buffer_type_t buft) {
 
     return 0; // ROCm 6.1 maps the whole range at once, and in 6.2 a memset must not cross two mappings
 #elif defined(GGML_USE_HIP)
-    // ROCm up to 7.2 reports 4 KiB, with which a cache would need millions of mappings. Use 2 MiB
+    // ROCm up to 7.2 reports a granularity of 4 KiB. With pages of 4 KiB, a cache would need millions of mappings, so use pages of
+    // 2 MiB
     return GGML_PAD(size_t(2) << 20, granularity);
 #else
     return granularity;
