@@ -99,7 +99,7 @@ def measure(group: str, only: str = "*") -> list[Piece]:
 
 
 def rate(found: list[Piece]) -> float:
-    """Return the number of phrases per 1000 words; 0 if there are no words."""
+    """Return the number of phrases that should be avoided per 1000 words; 0 if there are no words."""
     return 1000 * sum(piece.markers for piece in found) / max(1, sum(piece.words for piece in found))
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install kvtool, and the packages that its tests need, into .venv/. make calls this if pyproject.toml has changed.
-# Needs Python 3.11 or newer with venv. If it is not on PATH, PYTHON must name it.
+# Needs Python 3.11 or newer with venv. If it is not on PATH, set the variable PYTHON to the path of its program.
 set -eu
 cd -P "$(dirname "$0")/.." # with links resolved, as Python sees the path
 

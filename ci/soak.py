@@ -58,9 +58,10 @@ def all_slots(server: LlamaServer) -> list[Json]:
 
 
 def at_rest(server: LlamaServer) -> None:
-    """Wait until no slot is working, and check that the slots have all used cells.
+    """Wait until no slot is working, and check that every used cell belongs to a slot.
 
-    This is checked for the cache of the target and for the cache of the draft model.
+    For each cache (of the target and of the draft model), the bytes of all slots must add up to the used bytes of the
+    cache. Otherwise, a request has ended without freeing its cells.
     """
     end = time.monotonic() + REST_SECONDS
     while any(slot["is_processing"] for slot in all_slots(server)):

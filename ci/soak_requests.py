@@ -68,7 +68,10 @@ class Soak:
         return {}
 
     def together(self, jobs: list[Callable[[], None]]) -> None:
-        """Run each function in a thread of its own. The first error ends all of them, and is raised."""
+        """Run each function in its own thread. Raise the exception of a function that fails.
+
+        If one function fails, the loops of until() in the other functions end before their next request.
+        """
 
         def watched(job: Callable[[], None]) -> None:
             try:

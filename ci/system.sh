@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Install the system packages that a CI job needs. Without root, only print which ones are missing.
-#   ci/system.sh [vulkan|gcc-14|page|cross|hip|...]      ccache and tmux are always installed; other words are ignored
+#   ci/system.sh [vulkan|gcc-14|page|cross|hip|...]
+# Each argument names the packages for one purpose. Arguments that are not in the list below install nothing. ccache and tmux are
+# always installed.
 set -euo pipefail
 case "$(uname -s)" in
 Linux)

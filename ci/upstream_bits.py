@@ -60,7 +60,11 @@ class Said(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Hold upstream's result for a model with one kind of cache, and the results of the patched build in each mode."""
+    """Hold the results of a model with one kind of cache.
+
+    upstream: the result of upstream's build
+    patched: the results of the patched build, by the names in WAYS
+    """
 
     toy: str
     cache: tuple[str, ...]

@@ -137,7 +137,7 @@ def build(real: Real, edits: Sequence[tuple[Edit, ...]], out: Path) -> None:
         (command,) = (line for line in plan if line.endswith(f"-c {unit}"))
         original = command.split(" -o ")[1].split(" ")[0]
         made = out / f"{unit.stem}.o"
-        # -I, because the compiler found the headers in the folder of the source file before
+        # the edited file is in another folder than its headers, so add the folder of the headers with -I
         command = command.replace(f"-o {original}", f"-o {made} -I{real.tree / 'src'}")
         # -O1 needs two thirds of the time to compile, and no trap depends on speed
         command = command.replace(f"-c {unit}", f"-O1 -c {broken}")

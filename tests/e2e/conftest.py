@@ -40,9 +40,11 @@ BUSY = "another kvtool is building"
 
 
 def pytest_configure() -> None:
-    """Let every program write its sanitizer reports to separate files, because tests capture the output of programs.
+    """Set the options of the sanitizers, so that no report goes unnoticed.
 
-    Undefined behaviour is reported only on stderr, so it must end the program.
+    Tests capture the output of programs and do not search it for reports. So each program writes its reports to files
+    in REPORTS, and the fixture no_sanitizer_report looks for these files. In a program with ASan, UBSan ignores
+    log_path and writes its reports to stderr. So a report of UBSan must end the program, which makes the test fail.
     """
     if SANITIZED:
         shutil.rmtree(REPORTS, ignore_errors=True)
@@ -57,7 +59,7 @@ def pytest_configure() -> None:
 def no_sanitizer_report() -> Iterator[None]:
     """Fail a test if a program wrote a report of a sanitizer.
 
-    A program that a fixture of the module started counts for the test that runs when the program ends.
+    If a fixture of the module started the program, the test that runs when the program ends fails.
     """
     before = set(REPORTS.glob("*"))
     yield
@@ -69,7 +71,8 @@ def no_sanitizer_report() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests of verify first.
 
-    They need a third of the time and use all cores. At the end of the tests, some cores would be idle.
+    These tests need a third of the time of all tests, and use all cores. If they ran last, some cores would be idle at
+    the end.
     """
     for item in items:
         if "e2e" in item.path.parts:

@@ -100,9 +100,10 @@ def test_cache_on_two_devices(real: Real) -> None:
 
 
 def test_second_device_without_room(real: Real) -> None:
-    """Use a page as large as the second device, of which a part is in use.
+    """Let the second device fail to commit its first page, after the first device has started in place.
 
-    So the first device starts again, by copy.
+    A page is as large as the whole second device, and a part of the device is in use. So the cache must start again,
+    with growth by copy, also on the first device.
     """
     two = ("--storage", "inplace", "--fake-device", "32,4", "--fake-device", "96,98304", "--device", "FAKE0,FAKE1")
     answer = kv_check(real, "llama-dense", CHECKS, *two, "--seqs", "2")
@@ -112,9 +113,10 @@ def test_second_device_without_room(real: Real) -> None:
 
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense", "qwen4exp-moe"])
 def test_attention_on_other_device(real: Real, toy: str) -> None:
-    """Leave pages that are not mapped between the rows of two streams.
+    """Use quantized cells, for which attention runs on another device.
 
-    If attention runs on another device, ggml copies such pages together with the rows.
+    ggml then copies the rows of all streams to that device, together with the pages between two streams. In place, some
+    of these pages are not mapped, and nothing may access them. So a cache with several streams must grow by copy.
     """
     checks = "prompt,uneven,copy,state-self" if toy == "qwen4exp-moe" else CHECKS
     quantized = (*ONLY_F16, "-ctk", "q8_0", "-ctv", "q8_0")
@@ -127,9 +129,9 @@ def test_attention_on_other_device(real: Real, toy: str) -> None:
 
 @pytest.mark.parametrize("seqs", ["1", "2"])
 def test_unsupported_flash_attention(real: Real, seqs: str) -> None:
-    """Use V in rows with attention that multiplies matrices.
+    """Use a device that has no flash attention for K in q8_0.
 
-    The device has no flash attention for K in q8_0.
+    Attention then multiplies matrices, and V is stored in rows.
     """
     args = ("--storage", "inplace", "--fake-device", "1024,4,f16", "--device", "FAKE0", "-fa", "auto", "-ctk", "q8_0")
     answer = kv_check(real, "llama-dense", CHECKS, *args, "--seqs", seqs)

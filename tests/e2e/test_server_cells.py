@@ -1,6 +1,6 @@
-"""Test a server that has too few cells although it has memory.
+"""Test a server whose cache has too few cells for all requests, although there is enough memory.
 
-Also test that cells do not stay in use after their prompt or state has ended.
+Also test that the cells of a slot are freed when its prompt or its state is replaced.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def chat(client: openai.OpenAI, messages: list[Any], **more: Any) -> Any:
 
 
 def conversation(real: Real, log: Path, *args: str) -> tuple[list[str], list[int]]:
-    """Return the texts of three answers, and the number of growths before and after each."""
+    """Return the texts of three answers, and the number of growths at the start and after each answer."""
     texts: list[str] = []
     messages: list[Any] = [{"role": "system", "content": "Answer in full."}]
     with (

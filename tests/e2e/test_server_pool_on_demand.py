@@ -90,7 +90,10 @@ def test_paused_image_releases_projector(slow: LlamaServer) -> None:
 
 
 def test_paused_image_without_projector_fails(slow: LlamaServer, mmproj: Path) -> None:
-    """Delete the file of the projector after it was unloaded."""
+    """Delete the file of the projector while a request with an image is paused.
+
+    The request fails, because the server has unloaded the projector and must load it again.
+    """
     with ThreadPoolExecutor(3) as pool:
         _, text, image = paused_before_its_image(slow, pool)
         mmproj.unlink()

@@ -251,7 +251,7 @@ def test_projector_state_survives_sleep(real: Real, model: Path, mmproj: Path, t
 
 
 class Lazy:
-    """Hold a server and the file of its projector, which can be changed."""
+    """Hold a server and the file of its projector. Tests change this file; `whole` is its original content."""
 
     def __init__(self, server: LlamaServer, file: Path, whole: bytes) -> None:
         self.server, self.file, self.whole = server, file, whole

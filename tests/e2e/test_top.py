@@ -39,7 +39,7 @@ def test_numbers_agree_with_server_and_system(real: Real, large_cell_model: Path
         for slot_id in (
             0,
             1,
-            # other memory of the context, and the first cells, which are allocated before they are used
+            # both requests let the context allocate its first cells and its other memory before the measurement begins
         ):
             completion(server, prompt(slot_id, 240), 4, id_slot=slot_id)
         before, taken = look(server)["memory"][0], resident(server)
@@ -61,7 +61,7 @@ def test_numbers_agree_with_server_and_system(real: Real, large_cell_model: Path
             assert (slot["cells"], slot["phase"]) == (said["n_prompt_tokens"], "idle")
         assert sum(slot["cells"] for slot in seen["slots"]) == memory["cells_used"] > 1000
 
-        # the compute buffers also grow with the number of cells
+        # the difference may be up to 16 MiB, because the compute buffers also grow with the number of cells
         grown, committed = resident(server) - taken, memory["committed_bytes"] - before["committed_bytes"]
         assert committed >= 64 * MIB and abs(grown - committed) < 16 * MIB
         for slot_id in (0, 1):

@@ -9,7 +9,7 @@ from tests.conftest import Tiny, git
 
 
 def release(project: Tiny, tag: str, *edits: tuple[str, str, str], lock: bool = True) -> str:
-    """Make a new upstream tag with the edits (path, old, new) on top of the last one.
+    """Make a new upstream tag with the edits (path, old, new) on top of the last tag.
 
     lock: also add the tag to upstream.lock
     """

@@ -13,7 +13,7 @@ from tests.repo.test_import import empty as empty
 
 @pytest.fixture
 def work(project: Tiny, tmp_path: Path) -> Path:
-    """Clone upstream at v1, as a place in which patches are made."""
+    """Clone upstream at v1 into a folder in which the tests make patches."""
     place = tmp_path / "work"
     git(tmp_path, "clone", "-q", str(project.upstream), str(place))
     git(place, "checkout", "-q", "v1")

@@ -32,8 +32,8 @@ PATCH = BASE.replace("int one = 1;\n", "int one = 1;\n    int new = 3;\n")
 def pick(tmp_path: Path) -> Pick:
     """Return a function that merges a patch: pick(base, patched, upstream, path="f.cpp").
 
-    The patch is the change from `base` to `patched`. The function returns the resulting text, or None if there is a
-    conflict, and the PickResult.
+    The patch is the change from `base` to `patched`. The function returns two values: the resulting text, which is None
+    if there is a conflict, and the PickResult.
     """
     repo = tmp_path / "repo"
     repo.mkdir()

@@ -31,9 +31,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 
 @pytest.fixture
 def unused_address() -> Iterator[str]:
-    """Yield an address of this machine where nothing listens.
+    """Yield an address of this machine at which no server listens.
 
-    The port is in use, so that no other program can listen there.
+    A socket is bound to the port but does not listen, so that no other program can listen there either.
     """
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Make a patch from two texts, apply it to another text, and return the verdict of the check of places."""
+"""Make a patch from two texts, apply it to another text, and return the verdict of check_placement()."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ def run(place: Path, **options: object) -> ServeResult:
 def test_all_modes_serve_same_chats(place: Path) -> None:
     static, dynamic, shared = run(place).rows
     assert [row.mode for row in (static, dynamic, shared)] == ["static", "dynamic", "shared"]
-    # First 500 shared tokens and 25 of the chat; in the second turn also the 2 tokens of the answer and 25 more.
+    # The prompt of the first turn has 500 shared tokens and 25 tokens of its chat. The prompt of the second turn also
+    # has the 2 tokens of the first answer, and 25 more tokens of the chat.
     load = 3 * (525 + 552)
     for row in (static, dynamic, shared):
         assert (row.requests, row.errors, row.prompt_tokens) == (6, 0, load)

@@ -36,11 +36,11 @@ def test_outlier_pair_is_ignored() -> None:
 def test_growths_weigh_by_frequency() -> None:
     some = [pair(0, 1.0, 1.0), pair(0, 1.0, 3.0, added=100)]
     assert speed.speed_without_growth(some) == 1.0
-    assert speed.overall_speed(some) == pytest.approx(1 / 1.02)  # one of 100 calls needs 2 more
+    assert speed.overall_speed(some) == pytest.approx(1 / 1.02)  # one of 100 calls needs 2 seconds more
     assert speed.overall_speed([pair(0, 1.0, 1.0, n_tokens=50), pair(0, 1.0, 3.0, 100, 50)]) == pytest.approx(1 / 2)
     assert speed.overall_speed([pair(0, 1.0, 2.0, added=8, n_tokens=64)]) == pytest.approx(
         1 / 2
-    )  # if a growth occurs more often than once in a call
+    )  # 64 tokens need several growths of 8 cells, so every call has a growth
 
 
 def test_growth_every_time_has_no_steady() -> None:

@@ -284,8 +284,8 @@ def test_new_upstream_test_failures_are_counted(capsys: pytest.CaptureFixture[st
         "new": "FAILED: 4",
     }
     del patched["gone"]
-    assert script.show([unpatched, patched, patched]) == 4  # one test each that is lost, gone, broken and new
+    assert script.show([unpatched, patched, patched]) == 4  # the tests "lost", "gone", "broken" and "new"
     out = capsys.readouterr().out
-    assert "| bad | FAILED: 1 | FAILED: 3 | FAILED: 3 |" in out  # it fails in another way, so it is printed
+    assert "| bad | FAILED: 1 | FAILED: 3 | FAILED: 3 |" in out  # the messages differ, so they are printed
     assert "| ours |" not in out
     assert "1 of 8 tests pass in all three columns, 1 run in none" in out

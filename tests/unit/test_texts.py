@@ -114,8 +114,8 @@ def test_server_status(bin_dir: Path, name: str, exact: bool, status: str, outco
 
 
 def test_static_repeat_explains_dynamic_text(bin_dir: Path) -> None:
-    # The starts are static-1 (odd), dynamic (even), static-2 (odd) and static-3 (even). So only the third static run
-    # gives the text of the dynamic run.
+    # The imitated server gives one text at its first and third start, and another text at its second and fourth start.
+    # The order is static-1, dynamic, static-2, static-3. So only static-3 gives the same text as the dynamic run.
     found = serve(bin_dir, "flips", exact=False)
     assert (found.status, found.details["static_runs"]) == ("same", 4 - 1)
     assert found.details["not_repeated_by_static"] > 0
