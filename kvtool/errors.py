@@ -95,7 +95,8 @@ class MeasureError(KvtoolError, code="measure", exit_code=8):
 class NetworkError(KvtoolError, code="network", exit_code=9):
     """A server could not be reached.
 
-    It is each source of an upstream that is not in the cache, or the llama-server that kvtool top watches.
+    Either kvtool needed to download an upstream, and no source of the download answered. Or `kvtool top` watches a
+    llama-server, and that server did not answer.
     """
 
 

@@ -67,7 +67,7 @@ class TypeSpeed:
 class AttentionResult(Report):
     """Report the speed of each type at each depth."""
 
-    name, how, said = "attention", HOW, "{threads} threads, {rounds} rounds of each"
+    name, how, said = "attention", HOW, "{threads} threads, {rounds} rounds of each comparison"
     threads: int
     rounds: int
     speeds: tuple[TypeSpeed, ...]

@@ -114,7 +114,7 @@ class Report(Result, command="bench"):
             return self.error
         first = self.missed[0]
         return MeasureError(
-            f"{len(self.missed)} of {len(self.bars)} bars were missed",
+            f"{len(self.missed)} of {len(self.bars)} figures miss their target",
             why=f"{first.name}, {first.mode}: {as_number(first.value)}, the bar is {first.bound}",
             next_step="again on an idle machine, or without --strict",
         )
@@ -129,7 +129,7 @@ class Report(Result, command="bench"):
         """Return a sentence with the number of figures that meet and that miss their target."""
         counts = Counter(b.met for b in self.bars)
         tail = f", {counts[None]} not measured" if counts[None] else ""
-        return f"{counts[True]} of {counts[True] + counts[False]} bars met{tail}, {self.seconds:.0f} s"
+        return f"{counts[True]} of {counts[True] + counts[False]} figures meet their target{tail}, {self.seconds:.0f} s"
 
     def tables(self) -> tuple[Table, ...]:
         """Return the tables of the measurements."""

@@ -90,7 +90,8 @@ class Row:
 class Benched(Report):
     """Report the memory and speed of a context with each kind of cache."""
 
-    name, how, said = "bench", HOW, "`-c {n_ctx}`, {repeats} runs and {rounds} rounds of each"
+    name, how = "bench", HOW
+    said = "`-c {n_ctx}`, {repeats} memory runs of each cache, {rounds} rounds of each speed comparison"
     n_ctx: int
     repeats: int
     rounds: int

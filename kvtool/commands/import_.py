@@ -146,9 +146,10 @@ def _require_empty(project: Project) -> None:
 
 
 def _refuse_others(project: Project, todo: Sequence[Change]) -> None:
-    """Raise UsageError for files in patches/ and cpp/ that the import would replace or take over.
+    """Raise UsageError if patches/ or cpp/ has files that the import would replace or that would join the new series.
 
-    If an earlier import of the same fork was killed, the files that it wrote are accepted.
+    If an earlier import of the same fork was killed, the files that it wrote are accepted, because their content is
+    the wanted one.
     """
     wanted = {change.path: change.content for change in todo}
     there = [project.root / "cpp" / file.path for file in new_files(project.cpp)]

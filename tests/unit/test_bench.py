@@ -214,7 +214,7 @@ def test_console_prints_tables(
     monkeypatch.setenv("FAKE_BENCH", "wasteful")
     run(place).render(Console())
     said = capsys.readouterr().out
-    assert "Growth up to each depth" in said and "bars met" in said and "MISSED" in said
+    assert "Growth up to each depth" in said and "figures meet their target" in said and "MISSED" in said
 
 
 def test_flag_off_compares_with_baseline(place: Path) -> None:

@@ -367,7 +367,8 @@ static void touch_rows(const ggml_tensor * t) {
     }
 }
 
-// read the last byte of a tensor's padding. A view has padding of its own, because attention uses a head as a row
+// read the last byte of a tensor's padding, as a kernel does. If its page has no memory, the process ends here
+// In attention, the tensor is a view whose rows are single heads. So the view has another padding than the whole tensor.
 // If the padding ends after the buffer, it is not read, because that memory is always inaccessible.
 static void touch_padding(const ggml_tensor * t) {
     const fake_memory & memory = memory_of(t->buffer);

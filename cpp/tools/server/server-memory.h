@@ -21,7 +21,8 @@ bool server_memory_is_short(const llama_context * ctx, size_t n_cells = 1);
 // before: usage of the context before the state was read
 bool server_memory_is_short_for_state(const llama_context * ctx, const llama_memory_usage & before);
 
-// return true if the cells of the model are in the memory of the host, also as a device shares it: integrated GPUs, Apple's GPUs
+// return true if the cells of the model are in the memory of the host. This includes devices that use the memory of
+// the host as their own, such as integrated GPUs and Apple's GPUs
 bool server_memory_is_host(const common_params & params);
 
 // return true if the context has fewer than n_cells free cells
