@@ -8,6 +8,8 @@
 #include "ggml-cpp.h"
 #include "ggml.h"
 
+#include "test-kv-cpu.h"
+
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,35 +17,11 @@
 #include <string>
 #include <vector>
 
-static int n_failed = 0;
-
-// like test-kv.h, which belongs to another layer
-static void check(bool ok, const std::string & what) {
-    if (!ok) {
-        fprintf(stderr, "failed: %s\n", what.c_str());
-        n_failed++;
-    }
-}
-
-static const ggml_type types[] = {
-    GGML_TYPE_F32,
-    GGML_TYPE_F16,
-    GGML_TYPE_BF16,
-    GGML_TYPE_Q8_0,
-    GGML_TYPE_Q5_1,
-    GGML_TYPE_Q5_0,
-    GGML_TYPE_Q4_1,
-    GGML_TYPE_Q4_0,
-    GGML_TYPE_IQ4_NL,
-};
-
 static constexpr uint8_t unwritten = 0x5a;
 
 // draw numbers that are the same on every platform, some of them zeros of both signs or subnormal
 static float random_number() {
-    static uint64_t state = 1;
-
-    state = state*6364136223846793005ull + 1442695040888963407ull;
+    const uint64_t state = random_bits();
 
     switch (state >> 58) {
         case 0:  return  0.0f;
@@ -186,11 +164,5 @@ int main() {
         }
     }
 
-    if (n_failed > 0) {
-        fprintf(stderr, "%d checks failed\n", n_failed);
-        return EXIT_FAILURE;
-    }
-
-    printf("all checks passed\n");
-    return EXIT_SUCCESS;
+    return report();
 }

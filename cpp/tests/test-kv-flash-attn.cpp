@@ -10,6 +10,8 @@
 #include "ggml-cpp.h"
 #include "ggml.h"
 
+#include "test-kv-cpu.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -19,16 +21,6 @@
 #include <numeric>
 #include <string>
 #include <vector>
-
-static int n_failed = 0;
-
-// the same as in test-kv.h, which belongs to another layer
-static void check(bool ok, const std::string & what) {
-    if (!ok) {
-        fprintf(stderr, "failed: %s\n", what.c_str());
-        n_failed++;
-    }
-}
 
 // minimum number of queries (rows of Q) for which the path for prompts is used
 static constexpr int64_t n_rows_tiled = 64;
@@ -98,26 +90,11 @@ static const test_shape shapes[] = {
     { "prompt, streams",       64,  64,   4,   2,  64,  130, 3, MASK_CAUSAL },
 };
 
-static const ggml_type types[] = {
-    GGML_TYPE_F32,
-    GGML_TYPE_F16,
-    GGML_TYPE_BF16,
-    GGML_TYPE_Q8_0,
-    GGML_TYPE_Q5_1,
-    GGML_TYPE_Q5_0,
-    GGML_TYPE_Q4_1,
-    GGML_TYPE_Q4_0,
-    GGML_TYPE_IQ4_NL,
-};
-
 // return random numbers that are the same on every platform, roughly normal with a deviation of 1
 static float random_normal() {
-    static uint64_t state = 1;
-
     float sum = 0.0f;
     for (int i = 0; i < 3; ++i) {
-        state = state*6364136223846793005ull + 1442695040888963407ull;
-        sum += (float) (state >> 40)/(float) (1 << 24) - 0.5f;
+        sum += (float) (random_bits() >> 40)/(float) (1 << 24) - 0.5f;
     }
 
     return 2.0f*sum;
@@ -444,11 +421,5 @@ int main() {
         }
     }
 
-    if (n_failed > 0) {
-        fprintf(stderr, "%d checks failed\n", n_failed);
-        return EXIT_FAILURE;
-    }
-
-    printf("all checks passed\n");
-    return EXIT_SUCCESS;
+    return report();
 }

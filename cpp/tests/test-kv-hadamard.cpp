@@ -7,6 +7,8 @@
 #include "ggml-cpp.h"
 #include "ggml.h"
 
+#include "test-kv-cpu.h"
+
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -15,21 +17,9 @@
 #include <string>
 #include <vector>
 
-static int n_failed = 0;
-
-// the same as in test-kv.h, which belongs to another layer
-static void check(bool ok, const std::string & what) {
-    if (!ok) {
-        fprintf(stderr, "failed: %s\n", what.c_str());
-        n_failed++;
-    }
-}
-
 // return random numbers that are the same on every platform. Some of them are zeros of both signs, infinite or subnormal
 static float random_number() {
-    static uint64_t state = 1;
-
-    state = state*6364136223846793005ull + 1442695040888963407ull;
+    const uint64_t state = random_bits();
 
     switch (state >> 58) {
         case 0:  return  0.0f;
@@ -120,11 +110,5 @@ int main() {
         }
     }
 
-    if (n_failed > 0) {
-        fprintf(stderr, "%d checks failed\n", n_failed);
-        return EXIT_FAILURE;
-    }
-
-    printf("all checks passed\n");
-    return EXIT_SUCCESS;
+    return report();
 }
