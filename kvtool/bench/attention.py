@@ -20,7 +20,7 @@ from pathlib import Path
 from kvtool.bench import plots
 from kvtool.bench.report import STATIC, Bar, Report, Table
 from kvtool.bench.runs import Comparison, KvBench
-from kvtool.bench.speed import Figure, Pair, by_round, speed_without_growth
+from kvtool.bench.speed import Figure, Pair, by_round, medians, speed_without_growth
 from kvtool.machine import cores
 
 HOW = (__doc__ or "").partition("\n\n")[2]
@@ -92,9 +92,7 @@ class AttentionResult(Report):
                     label = f"{name} {build}".rstrip()
                     style = {"color": _COLOURS[name], "linestyle": ":" if build else "-", "marker": "o"}
                     axis.plot(depths, [points[depth] for depth in depths], label=label, **style)
-                axis.set(title=_TITLES[kind], xlabel="tokens in the context", ylabel="tokens per second")
-                axis.set(ylim=(0, None), xlim=(0, None))
-                axis.xaxis.set_major_formatter(plots.thousands)
+                plots.name_speed_axes(axis, _TITLES[kind])
         return files
 
 
@@ -106,10 +104,7 @@ def _lines(speeds: Sequence[TypeSpeed], kind: str) -> dict[tuple[str, str], dict
     between two comparisons.
     """
     same = [s for s in speeds if s.kind == kind]
-    found: dict[tuple[str, str], dict[int, float]] = {(F16, ""): {}}
-    for depth in sorted({s.depth for s in same}):
-        base = [s.n_tokens / s.base_seconds for s in same if s.base == F16 and s.depth == depth]
-        found[F16, ""][depth] = statistics.median(base)
+    found = {(F16, ""): medians((s.depth, s.n_tokens / s.base_seconds) for s in same if s.base == F16)}
     # the patched types first, because the unpatched ones are computed from them
     for s in sorted(same, key=lambda s: s.base == UNPATCHED):
         key = (s.type, UNPATCHED if s.base == UNPATCHED else "")

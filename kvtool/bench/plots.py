@@ -96,6 +96,12 @@ def label_lines(axis: Any) -> None:
         text.set_position((8, moved - height))
 
 
+def name_speed_axes(axis: Any, title: str) -> None:
+    """Name the axes of a plot of tokens per second against the depth, and let both begin at 0."""
+    axis.set(title=title, xlabel="tokens in the context", ylabel="tokens per second", ylim=(0, None), xlim=(0, None))
+    axis.xaxis.set_major_formatter(thousands)
+
+
 def mark_tokens(axis: Any, n_ctx: int) -> None:
     """Let the horizontal axis end at a full context, and mark each quarter."""
     axis.set(xlim=(0, n_ctx), xticks=[n_ctx * quarter // 4 for quarter in range(5)])

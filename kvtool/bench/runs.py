@@ -158,22 +158,21 @@ class Benched(Report):
             for (kind, n_tokens), axis in zip(kinds.items(), axes, strict=True):
                 for mode, points in _speed_lines(shown, kind).items():
                     label = f"dynamic, {_MEANING[mode]}" if mode in _MEANING else mode
-                    axis.plot(*zip(*points, strict=True), color=plots.COLOURS[mode], label=label, marker="o")
+                    axis.plot(list(points), list(points.values()), color=plots.COLOURS[mode], label=label, marker="o")
                 title = "Generated tokens" if n_tokens == 1 else f"Prompts of {n_tokens} tokens"
-                axis.set(title=title, xlabel="tokens in the context", ylabel="tokens per second")
-                axis.set(ylim=(0, None), xlim=(0, None))
-                axis.xaxis.set_major_formatter(plots.thousands)
+                plots.name_speed_axes(axis, title)
         return files
 
 
-def _speed_lines(speeds: Sequence[Speed], kind: str) -> dict[str, list[tuple[int, float]]]:
-    """Return (depth, tokens per second) of each cache. The speed of the static one is a median of its comparisons."""
-    same = [s for s in speeds if s.kind == kind]
-    depths = sorted({s.depth for s in same})
-    static = {d: statistics.median(s.n_tokens / s.seconds for s in same if s.depth == d) for d in depths}
-    found = {STATIC: list(static.items())}
-    for s in sorted(same, key=lambda s: s.depth):
-        found.setdefault(s.mode, []).append((s.depth, static[s.depth] * s.ratio.value))
+def _speed_lines(speeds: Sequence[Speed], kind: str) -> dict[str, dict[int, float]]:
+    """Return the tokens per second of each cache at each depth.
+
+    The speed of the static cache is the median of its comparisons.
+    """
+    same = sorted((s for s in speeds if s.kind == kind), key=lambda s: s.depth)
+    found = {STATIC: speed.medians((s.depth, s.n_tokens / s.seconds) for s in same)}
+    for s in same:
+        found.setdefault(s.mode, {})[s.depth] = found[STATIC][s.depth] * s.ratio.value
     return found
 
 

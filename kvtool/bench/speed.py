@@ -18,7 +18,7 @@ that of Student's t, computed from the logarithms of the rounds' ratios:
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvtool.bench.report import IN_PLACE, Bar
@@ -103,6 +103,14 @@ def by_round(pairs: Sequence[Pair], value: Callable[[Sequence[Pair]], float | No
     rounds = ([p for p in pairs if p.round == number] for number in {p.round for p in pairs})
     found = [v for r in rounds if (v := value(r)) is not None]
     return interval(found) if found else None
+
+
+def medians(speeds: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Return the median of the speeds at each depth, in the order of the depths. Each item is (depth, tokens/s)."""
+    found: dict[int, list[float]] = {}
+    for depth, tokens_per_second in speeds:
+        found.setdefault(depth, []).append(tokens_per_second)
+    return {depth: statistics.median(found[depth]) for depth in sorted(found)}
 
 
 def _time(pairs: Sequence[Pair]) -> float | None:

@@ -161,7 +161,7 @@ def test_out_writes_all_files(place: Path) -> None:
 
 def test_speed_is_drawn_as_tokens_per_second(place: Path) -> None:
     found = run(place)
-    static = dict(runs._speed_lines(found.speeds, "generate")["static"])
+    static = runs._speed_lines(found.speeds, "generate")["static"]
     assert static[250] == pytest.approx(100), "a call of one token needs 10 ms"
     assert "Generated tokens" in found.pictures()["speed.svg"].decode()
 
