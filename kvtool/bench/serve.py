@@ -143,7 +143,7 @@ def _chat(server: LlamaServer, load: Load, number: int) -> Iterator[Reply]:
 
     The request of a turn is sent only when the caller asks the iterator for the next reply.
     """
-    words = range(1000, 30000)  # tokens of the vocabulary that stand for words
+    words = range(1000, 30000)  # ids of tokens in the vocabulary that are words
     tokens = random.Random("all").choices(words, k=load.common)
     for turn in range(load.turns):
         tokens += random.Random(f"{number}.{turn}").choices(words, k=load.own)

@@ -37,7 +37,7 @@ from kvtool.worktree.checkout import finish_interrupted, scratch_below
 from kvtool.worktree.status import TreeState, apply_command, dirty_tree_error, tree_state, write_applied
 from kvtool.worktree.transaction import Stage
 
-_MAIL = re.compile(r"\d{4}-.*\.patch")  # the names that git format-patch gives
+_MAIL = re.compile(r"\d{4}-.*\.patch")  # names of files that git format-patch writes
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class Settings:
 
     @property
     def is_given(self) -> bool:
-        """Return whether the user gave any of these options."""
+        """Return True if any of these options is on the command line."""
         return self != Settings()
 
 

@@ -19,7 +19,7 @@ _NO_COMMAND = re.compile(
     r"^(?:(?!(?:need|feed|seed|embed|shed|speed|bring|string|ring|sing)$)[a-z]+(?:ed|ing)"
     r"|adds|fixes|makes|lets|uses|removes|changes|grows|moves|keeps|allows|updates|sets)$"
 )
-Findings: TypeAlias = Iterator[tuple[int, str, str, str]]  # line, rule, mistake, and what to do about it
+Findings: TypeAlias = Iterator[tuple[int, str, str, str]]  # number of the line, rule, mistake, next step
 
 
 def lint_patch(raw: bytes, file: str, new_paths: Collection[str]) -> tuple[Mail | None, list[LintFinding]]:

@@ -65,7 +65,7 @@ class RebaseState:
     head: str  # id of the commit at HEAD before the rebase
     branch: str  # branch before the rebase, "" for a detached HEAD
     digest: str  # hash of the series before the rebase, see Series.digest
-    mirror: str  # --mirror, as the user gave it
+    mirror: str  # value of --mirror, unchanged from the command line
     at: str  # id of the commit where the checkout is
     to: str = ""  # id of the commit to which the checkout moves
     stop: ConflictStop = field(default_factory=ConflictStop)

@@ -76,7 +76,7 @@ def test_adapter_change_frees_all_cells(real: Real, model: Path, tmp_path: Path)
         assert cells_used(server) > 100
         wrong = {"prompt": prompt(1, 100), "id_slot": 1, "lora": [{"id": 0, "scale": 0.0}], "grammar": "root ::= bad x"}
         assert server.http.post("/completion", json=wrong).status_code == 400
-        completion(server, "a", 1, id_slot=0)  # the numbers are those of the last batch
+        completion(server, "a", 1, id_slot=0)  # the server reports the numbers of the last batch
         assert cells_used(server) < 50
 
 

@@ -16,7 +16,7 @@ from tests.repo.rebases import current, release
 
 
 class Killed(BaseException):
-    """Stand for a kill: kvtool cannot undo anything."""
+    """Simulate a kill, after which kvtool undoes nothing."""
 
 
 def commit(project: Tiny) -> str:

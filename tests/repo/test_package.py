@@ -71,7 +71,7 @@ def test_archive_runs_elsewhere(tiny: Tiny, kvtool: Any, tmp_path: Path) -> None
     assert said["patched"]["tree"] == git(tiny.tree, "rev-parse", "HEAD^{tree}")
     assert (said["page"], said["flags"]["CMAKE_BUILD_TYPE"]) == (False, "Release")
     assert str(tmp_path) not in json.dumps(said), "no path of the machine that built it"
-    # applying the mails must give the same tree
+    # the tree after the mails are applied must be the same
     again = tmp_path / "again"
     git(tmp_path, "clone", "-q", "-b", "v1", str(tiny.upstream), str(again))
     git(again, "am", "-q", *(str(folder / "patches" / name) for name in said["patches"]))

@@ -43,7 +43,7 @@ def there_by_copy(model: str, checks: str) -> Run:
 
 
 ONLY_F16 = ("--storage", "inplace", "--fake-device", "1024,4,f16", "--device", "FAKE0", "-fa", "on")
-# 64 MiB, of which other programs use a part
+# a device with 64 MiB. Other programs use a part of them
 SMALL = ("--storage", "inplace", "--fake-device", "64,4", "--device", "FAKE0")
 RANDOM = Run("llama-dense", ("--quick", "--checks", "random", *SMALL, "--seqs", "8", "--unified"))
 
