@@ -183,12 +183,14 @@ class Perplexity:
 
     def measure(self) -> tuple[Loss, ...]:
         """Return the losses of all caches. Raise MeasureError if a run fails, and DiskError if the disk is full."""
-        base = self.work / f"{self.model.stem}.probabilities"
+        fingerprint = self._fingerprint()
+        base = self.work / f"{self.model.stem}-{fingerprint}.probabilities"
         kinds = [STATIC_F16, *KINDS]
-        journal = _Journal(self.work / f"quality-{self._fingerprint()}.json")
+        journal = _Journal(self.work / f"quality-{fingerprint}.json")
         todo = [kind for kind in kinds if kind.name not in journal.known]
         if todo:
-            self._store_base(base, journal, STATIC_F16 in todo)
+            if STATIC_F16 in todo or not base.exists():
+                self._store_base(base, journal)
             budgets = self._budgets([kind for kind in todo if kind.ladder])
             for kind in todo:
                 if kind != STATIC_F16:
@@ -217,11 +219,16 @@ class Perplexity:
             raise MeasureError(what, why=process.quote([*whole, *argv]), output=(done.stderr + done.stdout)[-2000:])
         return done.stderr + done.stdout
 
-    def _store_base(self, base: Path, journal: "_Journal", is_new: bool) -> None:
-        """Check that the disk has enough space, and store the probabilities of the static f16 cache."""
-        argv: list[str | Path] = [*self._argv(STATIC_F16, 0), "--kl-divergence-base", base]
+    def _store_base(self, base: Path, journal: "_Journal") -> None:
+        """Measure the static f16 cache and store its probabilities, which all other runs read.
+
+        The file gets its name when it is complete. Raise DiskError if the disk has too little space for it.
+        """
+        partial = base.with_suffix(".part")
+        argv: list[str | Path] = [*self._argv(STATIC_F16, 0), "--kl-divergence-base", partial]
         self._call(argv, 1)
-        needed, free = base.stat().st_size * self.chunks, shutil.disk_usage(self.work).free + base.stat().st_size
+        one = partial.stat().st_size
+        needed, free = one * self.chunks, shutil.disk_usage(self.work).free + one
         if needed > free:
             raise DiskError(
                 f"the probabilities need {needed / MIB:.0f} MiB in {self.work}",
@@ -230,12 +237,11 @@ class Perplexity:
             )
         self.console.step(f"{STATIC_F16.name}, with {needed / MIB:.0f} MiB of probabilities on the disk")
         started = time.monotonic()
-        output = self._call(argv, self.chunks)
-        found = _search(_PERPLEXITY, output)
-        if is_new:
-            same = (0.0, 0.0)
-            command, took = process.quote(self._argv(STATIC_F16, 0)), time.monotonic() - started
-            journal.add(Loss(STATIC_F16.name, found, same, same, (100.0, 0.0), 0, (), command, took))
+        found = _search(_PERPLEXITY, self._call(argv, self.chunks))
+        took = time.monotonic() - started
+        partial.replace(base)
+        same, command = (0.0, 0.0), process.quote(self._argv(STATIC_F16, 0))
+        journal.add(Loss(STATIC_F16.name, found, same, same, (100.0, 0.0), 0, (), command, took))
 
     def _run(self, kind: Kind, base: Path, budget: int, f16: Loss) -> Loss:
         """Measure the loss of one cache."""

@@ -90,7 +90,9 @@ def test_finished_runs_are_kept_after_a_failure(place: Path, monkeypatch: pytest
     monkeypatch.delenv("FAKE_FATE")
     (place / "log").unlink()
     assert len(run(place).losses) == 1 + len(quality.KINDS)
-    assert "q8_0 q8_0 1024 - 0" not in (place / "log").read_text().splitlines(), "it was measured before the failure"
+    runs = (place / "log").read_text().splitlines()
+    assert "q8_0 q8_0 1024 - 0" not in runs, "it was measured before the failure"
+    assert "f16 f16 1024 - 0" not in runs, "its probabilities were stored before the failure"
 
 
 def test_full_disk_is_found_before_the_long_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
