@@ -1,15 +1,19 @@
 """Measure the speed of prompts and tokens with each type of cells, at several depths of the context.
 
-Two static contexts with flash attention are in one process, and they are called alternately. They use all cores, and
-the time is measured with a clock. Each round creates both contexts again. Its result is one ratio: the median over its
-pairs of calls. The interval is the 95 % confidence interval of Student's t over the rounds (`kvtool/bench/speed.py` has
-the formula).
+Two comparisons are made. First, cells of each smaller type are compared with f16 cells in the same build. With
+`--baseline DIR`, each type is then compared with the same type in the unpatched build in DIR. A ratio is the speed of
+the type in the first column, divided by the speed of the column *compared with*. A ratio above 1 means that the type in
+the first column is faster.
 
-First, each smaller type is compared with f16. With `--baseline`, each type is then also compared with the same type in
-an unpatched build. Such a round is two processes, because the library that is loaded first has an advantage.
+One process has both contexts and calls them alternately. Both are static caches with flash attention and use all cores.
+The time is measured with a clock. Each round creates both contexts again and has one result: the median of the ratios
+of its pairs of calls. The number in brackets is the 95 % confidence interval of Student's t over the rounds
+(`kvtool/bench/speed.py` has the formula). A round with two builds is two processes, because the library that is loaded
+first has an advantage.
 
-*At* is the number of tokens in the context before the calls. The context is filled without attention, and this is not
-measured. The plot shows the speed of f16 times the ratio of each type.
+*Depth* is the number of tokens in the context before the calls. kv-bench fills the context up to this depth without the
+cost of attention (`cpp/tools/kv-bench/README.md` describes how), and does not measure this time. The plot shows tokens
+per second: the speed of f16, times the ratio of each type.
 """
 
 import statistics
@@ -78,7 +82,8 @@ class AttentionResult(Report):
         for s in self.speeds:
             each = [f"{s.n_tokens / seconds:.1f}" for seconds in (s.base_seconds, s.seconds)]
             rows.append((s.type, s.base, s.kind, str(s.depth), *each, str(s.ratio)))
-        return (("Speed", ("type", "against", "call", ">at", ">its tokens/s", ">tokens/s", ">ratio"), rows),)
+        columns = "type", "compared with", "call", ">depth", ">tokens/s of that", ">tokens/s", ">ratio"
+        return (("Speed", columns, rows),)
 
     def pictures(self) -> dict[str, bytes]:
         """Draw tokens per second against depth, for prompts and for generated tokens.

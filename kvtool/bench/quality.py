@@ -1,19 +1,22 @@
 """Measure the loss of small KV types on real text: perplexity and the divergence from an f16 cache.
 
-llama.cpp's own program `llama-perplexity` measures. It divides a text into chunks of the context's size, computes each
-chunk with an empty cache, and scores the second half of each chunk. The first run stores the probabilities of a static
-f16 cache. Each other run reads them. It reports the mean Kullback-Leibler divergence (KL, in nats per token), the
-change of the logarithm of the perplexity, and how often both caches prefer the same token.
+llama.cpp's own program `llama-perplexity` measures the losses. It divides a text into chunks of the context's size,
+computes each chunk with an empty cache, and scores the second half of each chunk. The first run has a static f16 cache
+and stores its probabilities. Each further run has another cache and is compared with these probabilities. The table
+*Loss* has the mean Kullback-Leibler divergence from f16 (KL, in nats per token), the change of the logarithm of the
+perplexity, and the percentage of tokens for which both caches prefer the same token. Losses are small if the first two
+numbers are near 0, and if the percentage is near 100.
 
-With a memory budget, the cache changes its type within a chunk. The empty cache of the next chunk has the type f16
-again. *In the middle* means that the type changes at the first scored token, so no token is scored with f16 cells only.
-*Near the end* means that it changes at the last quarter of the chunk. *Ladder* means that it changes first to q8_0 and
-then to q4_0. The right budgets are found by short runs, because only the program knows when its compute buffers grow.
+If a cache changes its type within a chunk, a memory budget causes the change. The empty cache of the next chunk has the
+type f16 again. *In the middle* means that the type changes at the first scored token, so no token is scored with f16
+cells only. *Near the end* means that the type changes at the last quarter of the chunk. *Ladder* means that the type
+changes first to q8_0 and then to q4_0. Short runs find the budgets that cause these changes, because only the program
+knows when its compute buffers grow. *Changed at* is the number of cells in the cache at each change.
 
-*Context shift* is the alternative to smaller types: the older half of the conversation is forgotten. A context of half
-the size shows the perplexity of that. A real context shift loses at least as much, because it also moves the positions
-of the cells that stay. The tokens of the shorter chunks are other tokens of the same text. So the two measurements are
-independent, and the interval is wider.
+*Context shift* is the alternative to smaller types: llama.cpp forgets the older half of the conversation. It is
+measured as a static f16 cache of half the size. A real context shift loses at least as much, because it also moves the
+positions of the cells that stay. The tokens of the shorter chunks are other tokens of the same text. So its perplexity
+and the perplexity of f16 are independent measurements, and the error is larger.
 
 The text is the documentation of the Python language that every Python contains (`pydoc_data.topics`).
 """

@@ -17,6 +17,12 @@ STATIC, COPY, IN_PLACE = "static", "copy", "in-place"
 MIB = 2**20
 SPARE = 32 * MIB  # bytes that a target allows for memory outside of the cache
 _SURE = 0.02  # a 95 % interval may reach this far beyond a target and still meet it
+# text of the report that explains the first table
+_TARGETS = """\
+The table *Targets* compares each figure with the target that was set for it. If a figure has a 95 % interval, the whole
+interval must meet the target, and may exceed it by at most 0.02. So a figure can miss its target although its value
+meets it. A note such as *at 2048* names the depth of the figure.
+"""
 
 # A table: its title, its columns as in Console.table(), and its rows. Texts are printed as they are; numbers are
 # rounded.
@@ -129,7 +135,8 @@ class Report(Result, command="bench"):
         """Return a sentence with the number of figures that meet and that miss their target."""
         counts = Counter(b.met for b in self.bars)
         tail = f", {counts[None]} not measured" if counts[None] else ""
-        return f"{counts[True]} of {counts[True] + counts[False]} figures meet their target{tail}, {self.seconds:.0f} s"
+        met = f"{counts[True]} of {counts[True] + counts[False]} figures meet their target{tail}"
+        return f"{met}; the command needed {self.seconds:.0f} s"
 
     def tables(self) -> tuple[Table, ...]:
         """Return the tables of the measurements."""
@@ -143,7 +150,8 @@ class Report(Result, command="bench"):
         """Yield all tables with their numbers as text."""
         word = {True: "met", False: "MISSED", None: "-"}
         bars = [(b.name, b.mode, b.value, b.bound, word[b.met], b.note) for b in self.bars]
-        for title, columns, rows in (("Bars", ("figure", "cache", ">found", ">bar", "", "note"), bars), *self.tables()):
+        targets = "Targets", ("figure", "cache", ">measured", ">target", "", "note"), bars
+        for title, columns, rows in (targets, *self.tables()):
             yield title, columns, [[each if isinstance(each, str) else as_number(each) for each in row] for row in rows]
 
     def to_json(self) -> dict[str, Any]:
@@ -172,13 +180,15 @@ class Report(Result, command="bench"):
     def markdown(self, pictures: Iterable[str]) -> str:
         """Return the report as Markdown with links to the given plots."""
         m, what = self.machine, f"{self.model}, {self.said.format(**vars(self))}"
+        option = f" --{self.name}" if self.name != "bench" else ""
         memory = f", {m.memory / 2**30:.0f} GiB" if m.memory else ""
         pages = f", transparent huge pages: {m.pages}" if m.pages else ""
         parts = [
-            f"# kvtool bench{self.tag and f', llama.cpp {self.tag}'}\n",
-            f"{what}, on {m.processor}, {m.cores} cores{memory}, {m.system}{pages}. {self.verdict}.\n",
+            f"# kvtool bench{option}{self.tag and f', llama.cpp {self.tag}'}\n",
+            f"Measured with {what}, on {m.processor}, {m.cores} cores{memory}, {m.system}{pages}. {self.verdict}.\n",
             self.how,
             *(f"![{Path(name).stem}]({name})\n" for name in pictures if name.endswith(".svg")),
+            _TARGETS,
             *(f"## {title}\n\n{markdown_table(columns, rows)}" for title, columns, rows in self.shown()),
         ]
         return "\n".join([*parts, *([f"Left out: {self.skipped}.\n"] if self.skipped else [])])

@@ -1,25 +1,29 @@
 """Measure memory and speed of a context with each kind of cache, by running kv-bench repeatedly.
 
 Memory: each process has one context. A cache that grows in place, a cache that grows by copy and a static cache take
-turns, and the figures are medians over the runs. To fill the cache without the cost of attention, each batch is decoded
-as a sequence of its own and then moved to the measured sequence (see `kv-bench`'s README). *Resident* is the growth of
-the process since before the context was created, including compute buffers. *The same without a cache* is measured
-right after each growth: it is the time to commit as many fresh pages, or, for growth by copy, to copy as many bytes
-into fresh memory with `memcpy`.
+turns, and all figures are medians over the runs. To fill the cache without the cost of attention, each batch is decoded
+as a separate sequence and then moved to the measured sequence (see `cpp/tools/kv-bench/README.md`). *Resident* is the
+additional resident memory of the process since before the context was created, including compute buffers. *Peak* is the
+maximum of *resident* since the row above. *The same without a cache* is measured right after each growth. For growth in
+place, it is the time to allocate as many fresh pages. For growth by copy, it is the time of a `memcpy` of as many bytes
+into fresh memory. The last column divides the time of all growths by this time, so a smaller number is better.
 
-Speed: both contexts are in one process and are called alternately, and the processor time of one thread is measured.
-Every round creates both contexts again. Its result is one ratio. The interval is the 95 % confidence interval of
-Student's t over the rounds (`kvtool/bench/speed.py` has the formula). *Speed* includes growths as often as they really
-occur. *Without growths* has only the other calls. The last column has the time of a call with a growth relative to the
-static call, and the number of growths.
+Speed: each row compares a cache with a static cache. *Speed / static* is the speed of the cache divided by the speed of
+the static cache, so a number above 1 means that the cache is faster. One process has both contexts and calls them
+alternately. The processor time of one thread is measured. Each round creates both contexts again and has one ratio. The
+number in brackets is the 95 % confidence interval of Student's t over the rounds (`kvtool/bench/speed.py` has the
+formula). *Speed / static* includes growths as often as they really occur. *Without growths* has only the calls in which
+the cache did not grow. The last column has the time of a call with a growth divided by the time of the static call, and
+how many of all calls had a growth.
 
-Cache *off* compares an unpatched build with the patched build, in which the dynamic cache is switched off. Cache *same*
-compares the patched build with itself, which shows how much equal builds differ. The library that is loaded first has
-an advantage. So both comparisons have half as many rounds, and each round has two processes.
+Two further comparisons do not use a dynamic cache. In the rows *off*, the patched build, with the dynamic cache
+switched off, is compared with an unpatched build. In the rows *same*, the patched build is compared with itself, which
+shows how much equal builds differ. The library that is loaded first has an advantage. So both comparisons have half as
+many rounds, and each round has two processes, one for each order.
 
-The weights are random. For memory, the model has a cache as large as that of a real model, and everything else is tiny.
-For speed, the whole model is as large as one of the smallest models in use. If a token is cheap to compute, the cost of
-its cache is a larger share.
+The weights are random. For the measurement of memory, the cache is as large as the cache of a real model, and the rest
+of the model is tiny. For the measurement of speed, the model is as large as one of the smallest models in use. In such
+a model, a token is cheap to compute, so the cost of the cache is a larger share of the time than in other models.
 """
 
 import itertools
@@ -47,7 +51,7 @@ _STORAGE = {COPY: "copy", IN_PLACE: "inplace"}
 _TIMEOUT = 1800.0
 _AFTER_CLEAR = 1.4  # allowed memory after a clear, as a multiple of the bytes of the live cells
 
-_SPEED = ("cache", "FA", "call", ">static ms", ">speed / static", ">without growths", ">time of those with one")
+_SPEED = ("cache", "FA", "call", ">static ms", ">speed / static", ">without growths", ">with a growth")
 _MEMORY = ("cache", ">tokens", ">KV reserved MiB", ">committed", ">used", ">resident", ">peak", ">ms")
 _GROWTH = ("cache", ">tokens", ">growths", ">shrinks", ">copied MiB", ">total ms", ">worst ms")
 

@@ -1,9 +1,15 @@
 """Measure many chats with one llama-server that all start with the same system prompt.
 
-The figures are the server's memory, the number of prompt tokens that it computes, and the time until the first token.
+Each chat sends a fixed number of requests, each one after the answer to the request before. The first request of the
+first chat runs alone, as in a server that was used before. Then all chats start at the same time. The tokens are
+random. All servers receive the same requests: one with a static cache, one with a dynamic cache, and one with
+`--kv-share-prefix` (*shared*).
 
-Each chat sends its next request after the answer to the last one, a given number of times. The first request runs
-alone, as in a server that was used before. Then all chats start. The tokens are random.
+The column *prompt* counts the tokens of all prompts. *Computed* counts those that the server computed, because no cache
+contained them. *First s* is the time in seconds from the first request of a chat to the first token of the answer, as
+the median over all chats except the first one. *Worst* is the longest of these times. *KV MiB* is the memory of the
+cells in use after the last answer, *allocated* is the memory that the caches have at that time, and *RSS* is the
+resident memory of the process, all in MiB. Smaller numbers are better in all columns after *prompt*.
 """
 
 import itertools
@@ -63,7 +69,7 @@ class Served:
     """Hold the measurements of one server.
 
     computed: the number of prompt tokens that the server computed, because they were not in a cache
-    first: the median time in seconds until the first token of a request, without the server's first request
+    first: the median time in seconds until the first token of each chat's first request, without the first chat
     worst: the longest such time
     used: the bytes of the used cells after the last answer
     committed: the bytes that the caches have allocated after the last answer
@@ -113,7 +119,7 @@ class ServeResult(Report):
 
     def tables(self) -> tuple[Table, ...]:
         """Return a table with one row for each server."""
-        columns = ("asked", "errors", "prompt", "computed", "first s", "worst", "KV MiB", "taken", "RSS")
+        columns = ("asked", "errors", "prompt", "computed", "first s", "worst", "KV MiB", "allocated", "RSS")
         rows = []
         for r in self.rows:
             counts, waits = (r.requests, r.errors, r.prompt_tokens, r.computed), (r.first, r.worst)

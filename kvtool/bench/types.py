@@ -1,20 +1,24 @@
 """Measure changes of the cells' types: their time, the tokens that a budget holds, and the loss of precision.
 
-Changes: a full cache is changed to one type after the other with all cores, once in place and once by copy. For
-comparison, `memcpy` copies bytes into fresh memory with as many threads. It copies half of the sum of the cells' bytes
-before and after the change, because a change reads the old bytes and writes the new ones once. *Over steady* is the
-additional memory of the process during the change: its peak, minus the larger of its sizes before and after the change.
+Changes: a full cache is changed to one type after the other with all cores, once in place and once by copy. *MiB* and
+*then MiB* are the sizes of the cells before and after a change. For comparison, `memcpy` copies bytes into fresh memory
+with as many threads. It copies half of the sum of both sizes, because a change reads the old bytes and writes the new
+ones once. *Ratio* is the time of the change divided by the time of `memcpy`, so a smaller number is better. *Over
+steady* is the additional memory of the process during the change: its peak, minus the larger of its sizes before and
+after the change.
 
-Budget: 2 GiB, and cells as large as Llama-2-7B's. They have 512 KiB; to fill the budget with small cells would take
-hours. The tokens of a static cache are calculated from its size. The other caches are filled until they are full: once
-with f16 alone, and once with the types f16, q8_0 and q4_0 one after the other. With `--quick`, the budget is 256 MiB.
-With a model of the user, it is a quarter of the bytes of the context in f16.
+Budget: the number of tokens that fit into a budget of 2 GiB. A cell has 512 KiB, as in Llama-2-7B. With smaller cells,
+this measurement would need hours. The tokens of a *static* cache are calculated from its size. The other caches are
+filled until they are full: *f16* keeps this type, and *ladder* changes from f16 to q8_0 and then to q4_0. With
+`--quick`, the budget is 256 MiB. With a model of the user, it is a quarter of the bytes of the context in f16.
 
-Loss: `kv-check --checks retype-quality` measures it on llama.cpp's own test models, whose weights are random. It is the
-Kullback-Leibler divergence between the distributions of the next token with this cache and with an f16 cache, as the
-median over the tokens that are computed after the change. It is measured for cells that were changed from one type to
-another, and for cells that have one of these two types from the start: the type with the larger loss. The *ratio*
-divides the first loss by the second one. It ignores a divergence below 1e-9, which is a rounding error of floats.
+Loss: `kv-check --checks retype-quality` measures the loss of precision on llama.cpp's own test models (toys), whose
+weights are random. Each model predicts the next token with an f16 cache and with the measured cache. The loss is the
+Kullback-Leibler divergence (KL) between both distributions, as the median over the tokens that are computed after the
+change. *KL changed* is the loss of cells that were changed from one type to another. *From the start* is the loss of
+cells that always had one of these two types, whichever loses more. Both columns are medians over the models. *Ratio,
+worst* divides the first loss by the second one, for the model with the largest ratio. A divergence below 1e-9 is
+ignored, because it is a rounding error of floats.
 """
 
 import itertools
@@ -41,6 +45,7 @@ LADDER = ("f16", "q8_0", "q4_0")
 BUDGET = 2048 * MIB
 LARGE_CELLS = Geometry("Llama-2-7B", layers=32, kv_heads=32, head_size=128)
 _CHECK = "retype-quality"
+_CHANGE_COLUMNS = ("cache", "types", ">MiB", ">then MiB", ">s", ">memcpy s", ">ratio", ">over steady MiB")
 # a divergence below this is a rounding error of the logits, which are floats; kv-check uses the same value
 _NOTHING = 1e-9
 
@@ -161,7 +166,7 @@ class TypesResult(Report):
             medians = (statistics.median_high(getattr(loss, name) for loss in same) for name in ("changed", "start"))
             losses.append((types, len(same), *medians, max(loss.kl_ratio for loss in same)))
         return (
-            ("Changes", ("cache", "types", ">MiB", ">then", ">s", ">memcpy s", ">ratio", ">over steady MiB"), changes),
+            ("Changes", _CHANGE_COLUMNS, changes),
             ("Budget", ("cache", ">tokens", "type", ">committed MiB", ">budget MiB"), held),
             ("Loss", ("types", ">models", ">KL changed", ">from the start", ">ratio, worst"), losses),
         )
