@@ -197,11 +197,19 @@ class SpanResult(Result, command="rebase"):
 
     def write_markdown(self, path: Path) -> None:
         """Write the table as Markdown. Raise DiskError if the file cannot be written."""
-        title = f"The series of {self.current}, applied to each upstream tag. A number is the number of applied hunks."
+        title = _TITLE.format(current=self.current)
         rows = [[row.tag, row.date, *self._cells(row), f"{row.seconds:.1f}"] for row in self.rows]
         with writing(str(path)):
             table = markdown.table(("upstream", "date", *self.ids, ">seconds"), rows)
             path.write_text(f"{title}\n\n{table}", encoding="utf-8")
+
+
+_TITLE = """\
+# Patches on each upstream tag
+
+`kvtool rebase --dry-run --keep-going --all` tried the series of {current} on each tag of `upstream.lock`. Each column is a
+patch. A number is the number of hunks that were applied. *skipped* means that `from` or `until` in `series.toml` leaves
+the patch out on this tag."""
 
 
 def _counts(row: SpanRow) -> tuple[str, ...]:
