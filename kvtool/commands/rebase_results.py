@@ -207,9 +207,9 @@ class SpanResult(Result, command="rebase"):
 _TITLE = """\
 # Patches on each upstream tag
 
-`kvtool rebase --dry-run --keep-going --all` tried the series of {current} on each tag of `upstream.lock`. Each column is a
-patch. A number is the number of hunks that were applied. *skipped* means that `from` or `until` in `series.toml` leaves
-the patch out on this tag."""
+`kvtool rebase --dry-run --keep-going --all` tried the series of {current} on each tag of `upstream.lock`. Each
+column is a patch. A number is the number of hunks that were applied. *skipped* means that `from` or `until` in
+`series.toml` leaves the patch out on this tag."""
 
 
 def _counts(row: SpanRow) -> tuple[str, ...]:
