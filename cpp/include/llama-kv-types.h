@@ -72,15 +72,17 @@ extern "C" {
     // Call this function before loading and after freeing such objects
     // ctx: a context of the budget, or NULL. Its cells change to smaller types if that makes enough room. After a decrease, the
     // cells return to their first types if no cell is in use
-    // Returns false if there is no room. The old number of bytes stays in force then. The cells may have changed to smaller types
-    // nevertheless, if the change had too little memory to free any
+    // Returns false if there is no room. The budget then keeps the old number of bytes. The cells may have changed to smaller types
+    // anyway, if there was too little memory for a conversion that frees memory
     // Not thread-safe, as llama_decode()
     LLAMA_API bool llama_memory_budget_set_other(struct llama_memory_budget * budget, size_t n_bytes, struct llama_context * ctx);
 
-    // Count memory that the caller can free at any time, such as saved states. It has the room that everything else leaves
-    // reclaim: frees at least n_bytes of that memory if possible, and returns the bytes that it uses after that. Called with 0 to count
-    //          them, and with more before a growth fails, types change or other objects have no room. It may read the sequences of the
-    //          contexts and must not change them. NULL: there is no such memory
+    // Count memory of the caller in the budget that the caller can free at any time, such as saved states. This memory can use the
+    // bytes of the budget that the caches and the other objects do not use
+    // reclaim: function that frees at least n_bytes of this memory if possible, and returns the bytes that are still in use. It is
+    //          called with 0 to count these bytes. It is called with more before a growth fails, before types change, and before
+    //          other objects have no room. It may read the sequences of the contexts, but must not change them. NULL: there is no
+    //          such memory
     LLAMA_API void llama_memory_budget_set_reclaim(
             struct llama_memory_budget * budget, size_t (*reclaim)(size_t n_bytes, void * user_data), void * user_data);
 

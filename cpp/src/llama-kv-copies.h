@@ -23,8 +23,8 @@ public:
     // returns false if there is still no memory for a copy
     bool finish_copies();
 
-    // make the late copies and shifts before the cells of a batch are chosen
-    // Later would be too late: undoing the choice of the cells would lose a shift that waits for a copy.
+    // make the copies and shifts that earlier found no memory. Call this before the cells of a batch are chosen
+    // If the choice of the cells is undone, a shift that still waits for a copy is lost. So no shift may wait at that time.
     // throws std::bad_alloc
     bool finish_update();
 

@@ -91,7 +91,8 @@ llama_memory_usage llama_kv_usage::total() const {
         }
     }
 
-    // The number of cells with memory is limited by the cache that a batch would find too small first.
+    // A batch needs memory in all caches of the context. So report the number of tokens for which every cache has memory: the part
+    // of n_ctx for which the smallest cache has rows.
     res.n_cells = std::max<uint32_t>(res.n_cells_used, res.n_cells*(has_layers ? part : std::min(part, part_layers)));
 
     res.reserved  += fixed;

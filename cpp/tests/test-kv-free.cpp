@@ -71,13 +71,13 @@ int main() {
         }
 
         for (int k = 0; k < 100 && n_failed == 0; ++k) {
-            // 16 descriptor sets refer to three buffers ...
+            // let 16 descriptor sets refer to three buffers
             auto freed = compute(backend.get(), true, 16, name);
 
-            // ... other sets are used later ...
+            // use other descriptor sets after that
             const auto other = compute(backend.get(), true, 1, name);
 
-            // ... the buffers are freed and their memory is used again, before the sets are used for two buffers
+            // free the three buffers, and use their memory again. Then use the 16 sets for two buffers
             freed.reset();
 
             std::vector<std::unique_ptr<char[]>> heap;

@@ -376,9 +376,9 @@ void walk::expect_no_more_than(const llama_memory_usage & before) const {
 }
 
 // check that freed memory is returned
-// In place, memory shrinks to the used cells, in blocks of 32 cells, plus one page per tensor at both ends of a run. Nothing is
-// freed for less than 512 cells, and for less than a quarter of the memory (llama_kv_growth::shrink). On a device, all rows below
-// the last used row are kept. Their number is unknown here, unless no cell is used.
+// In place, memory shrinks to the used cells, in blocks of 32 cells, plus one page per tensor at both ends of a run of used cells.
+// Memory is freed only if at least 512 cells and at least a quarter of all cells are unused (llama_kv_growth::shrink). On a device,
+// all rows below the last used row are kept. The number of these rows is unknown here, unless no cell is used.
 void walk::expect_given_back(uint32_t n_shrink_before) const {
     if (!in_place || is_waiting || start.n_cells == start.n_cells_max) {
         return;
@@ -606,8 +606,9 @@ void walk::restore_any(llama_seq_id seq) {
     }
 }
 
-// restore a state. If it is refused, the sequence is empty, as in a full cache, or all sequences are. Recurrent states are
-// removed with it, as a program would do
+// restore a state of one sequence, or of all sequences
+// If the dynamic cache refuses the state, its sequences are empty afterwards. This function then also removes them from the static
+// cache, and removes their recurrent states, as a program would do.
 void walk::restore(const saved_state & from, llama_seq_id seq) {
     say("restore " + str(from.seq) + " to " + str(seq));
     const llama_memory_usage before = usage();

@@ -552,8 +552,8 @@ static void kv_check_retype_quality(side & s) {
     });
 }
 
-// test a device that fails during a change. The library was broken for this test
-// Until a sequence is removed, it must not continue as if its cells still existed.
+// test a device that fails during a change of types, which loses all cells
+// This check needs a library that was broken for it. Until a lost sequence is removed, a batch that continues it must fail.
 static void kv_check_lost(side & s) {
     const struct {
         const char * what;

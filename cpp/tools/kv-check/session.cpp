@@ -58,7 +58,7 @@ session::session(side & s, const session_params & sp, const std::string & name) 
     }
     s.first_context = false;
     if (s.params.self_ctx == 0) {
-        // a program must see the full size of the context
+        // llama_n_ctx() must return the full size of the context, also with a cache that starts small
         s.out.value(name + ".n_ctx",     llama_n_ctx(ctx));
         s.out.value(name + ".n_ctx_seq", llama_n_ctx_seq(ctx));
     }
@@ -221,7 +221,8 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must, reco
 }
 
 void session::record_counted() {
-    // a context that waits within llama_decode() would count the tokens of the batch there, with almost none of its time
+    // If the context waited within llama_decode(), it would count the tokens of the batch there, but almost none of the time of
+    // their computation. The number must be equal with both caches.
     s.out.value(name + ".tokens", llama_perf_context(ctx).n_p_eval);
 }
 

@@ -118,8 +118,8 @@ class session {
     std::vector<llama_pos> positions() const { return n_past; }
     void go_back(const std::vector<llama_pos> & to);
 
-    // record the number of tokens that the library counts as computed before it is told to wait. With many outputs, it waits by
-    // itself
+    // record the number of tokens that the library has counted as computed before the program calls llama_synchronize()
+    // With many outputs, llama_decode() itself waits for the computation, and has counted more tokens.
     void record_counted();
 
     // memory operations. They record their result and update the positions

@@ -646,7 +646,7 @@ size_t server_conversations::reclaim(size_t n_bytes) {
     while (this->n_bytes() + n_bytes > n_bytes_old && drop_one(false)) {
     }
 
-    // a state that is restored now exists twice for a moment
+    // Do not count a state that is being restored: while it is copied to the cells, it exists twice.
     const size_t n_bytes_now = this->n_bytes();
     return n_bytes_now - std::min(n_bytes_now, in_use ? in_use->size() : 0);
 }

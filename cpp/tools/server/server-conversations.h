@@ -126,7 +126,7 @@ public:
     // drop the states of the draft model from all entries and their checkpoints, because the draft model was unloaded
     void drop_drafts();
 
-    // end the state "RAM is short", because memory may have been freed
+    // forget that RAM was short, because memory may have been freed since then
     void end_shortage() { is_ram_short = false; }
 
     usage get_usage() const;

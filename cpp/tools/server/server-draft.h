@@ -70,7 +70,8 @@ public:
     // Call this on the main loop. The batch must not contain draft tokens (see server_oom::drop_drafts()).
     bool free_on_demand();
 
-    // return true if the memory of others may be freed for the draft, because a client has asked for the draft by its name
+    // return true if cells or the projector may be freed to load the draft. This is so if a client loads it with POST /speculative,
+    // and not if it is loaded on demand for a request
     bool may_take_others() const { return !is_for_request; }
 
     // set the function that receives the bytes of the weights before a load and after an unload. load_model() calls this
@@ -80,8 +81,8 @@ public:
     // set the function that returns false if the budget has no room for the first cells of the draft. load_model() calls this
     void set_fits(std::function<bool(bool may_take_others)> func);
 
-    // called by load_model() when the server wakes up and there is no room for the draft
-    // return false if the draft is one that is always loaded, or if it is not loaded anyway
+    // continue without the draft, because the server has woken up and there is no room for it. load_model() calls this
+    // return false if the draft cannot be left out, because it is always loaded, or if it is not loaded
     bool stay_unloaded();
 
     // free a draft that was loaded on demand, if no request has used it for its time. The main loop calls this at each tick

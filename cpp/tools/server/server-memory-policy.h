@@ -72,7 +72,7 @@ public:
     // free the cells of an idle slot that other slots can use. return false if there are none
     bool clear_idle();
 
-    // end the state "RAM is short", because memory may have been freed. Call this before a batch is made
+    // forget that RAM was short, because memory may have been freed since then. Call this before a batch is made
     void end_shortage();
 
     // return true if a component was loaded on demand and can be freed

@@ -63,8 +63,9 @@ private:
     // return the oldest request that waits for cells. The result is null if no request waits
     server_slot_view * next_waiting();
 
-    // return the number of cells that the prompt need not find in the pool, because the slot has them: it uses or frees them
-    // If other slots share the cells, freeing them makes no room. So only cells of the common prefix count then.
+    // return the number of cells that the slot has already, so that its prompt need not find them in the pool
+    // The slot uses the cells of the prefix that its last and its next prompt have in common, and frees its other cells. If some of
+    // its cells are shared with other slots, only the cells of this prefix count, because freeing shared cells makes no room.
     int32_t n_kept(const server_slot_view & slot) const;
 
     // return the number of additional cells that the prompt of the slot needs

@@ -84,16 +84,16 @@ public:
     // return the functions for POST /mmproj
     server_component component(const std::function<bool()> & should_stop);
 
-    // set the function that receives the bytes before a load and after an unload. It may throw server_refusal. load_model() calls
-    // this
+    // set the function that receives the bytes of the projector before a load, and 0 after an unload. load_model() calls this
+    // The function may throw server_refusal.
     void set_on_bytes(std::function<void(size_t)> func);
 
     // set the function that frees memory so that a request with media can load the projector. It returns false if nothing can be
     // freed
     void set_make_room(std::function<bool()> func);
 
-    // called by load_model() when the server wakes up and there is no room for the projector
-    // return false if the projector is one that is always loaded, or if it is not loaded anyway
+    // continue without the projector, because the server has woken up and there is no room for it. load_model() calls this
+    // return false if the projector cannot be left out, because it is always loaded, or if it is not loaded
     bool stay_unloaded();
 
     // return true if requests load the projector (--mmproj-lazy-auto)

@@ -154,8 +154,8 @@ bool server_share::can_take(const server_slot_view & slot) const {
         slot.task->n_tokens() > 0 && slot.task->n_tokens() < slot.n_ctx; // a longer prompt is refused, and the slot keeps its cells
 }
 
-// A recurrent memory also keeps the state before a draft, to which it returns if the draft is rejected. This state is not copied.
-// So of another slot, only a checkpoint is usable then.
+// A recurrent memory also keeps the state before a draft, to which it returns if the draft is rejected. This state is not copied
+// to another slot. So with such a memory, only a checkpoint of the other slot can be used.
 int32_t server_share::n_usable(const server_slot_view & slot, const server_task & task, bool is_other) const {
     const int32_t n = n_common(slot, task, is_other);
     if (n == 0) {
