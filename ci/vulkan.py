@@ -6,11 +6,11 @@
     ci/vulkan.py BIN --full [GLOB,...]  on one model of each memory class: every check, quantized cells, four streams,
                                         changes of type, and failing allocations
 
-It runs with and without flash attention, and one model of each memory class comes first. A run needs 20 seconds with
-Mesa 25. Mesa 22.3 needs five times as long. So only those checks run in which the cache grows during a computation,
-moved cells are used, or a state is restored. The first run mostly waits for the driver's shader compiler, which needs
-minutes for an MLA model. Its results are kept in ~/.cache (MESA_SHADER_CACHE_DIR). An interrupted run continues when it
-is started again.
+kv-check runs with and without flash attention on each model. Models of different memory classes (kinds of caches) are
+first. A run of kv-check needs 20 seconds with Mesa 25, and five times as long with Mesa 22.3. So without --full, only
+these checks run: the cache grows during a computation, moved cells are used, or a state is restored. The first run
+mostly waits for the driver's shader compiler, which needs minutes for an MLA model. The compiled shaders are kept in
+~/.cache (MESA_SHADER_CACHE_DIR). If the script is interrupted, it continues when it is started again.
 
 The results are written to report/vulkan.xml. Exit codes: 0 nothing differs, 1 something differs, 2 the driver is
 missing.

@@ -72,7 +72,10 @@ class Breakage:
 
 
 def of_patches(reports: tuple[PatchReport, ...]) -> tuple[Breakage, ...]:
-    """Return a breakage for each patch that has a conflict or lost lines. Blocked patches add nothing."""
+    """Return a breakage for each patch that has a conflict or lost lines.
+
+    A patch that is only blocked by another patch has no breakage of its own.
+    """
     found: list[Breakage] = []
     for report in reports:
         if report.outcome is PatchOutcome.CONFLICT:

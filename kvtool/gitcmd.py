@@ -119,7 +119,10 @@ def _let_in(_environment: frozenset[tuple[str, str]]) -> Environment:
 
 
 def _setting(entry: str) -> str:
-    """Return an entry of `git config -z` as a line of a config file. On a command line, everyone could read a login."""
+    """Return an entry of `git config -z` as a line of a config file.
+
+    Such a file is used because the entry may have a password, and other users can read a command line.
+    """
     key, told, value = entry.partition("\n")
     section, _, rest = key.partition(".")
     within, _, name = rest.rpartition(".")

@@ -112,7 +112,7 @@ def _disk(name: str, path: Path) -> Check:
 def _writable(name: str, path: Path, how: str) -> Check:
     """Check that kvtool can write to a directory, by creating a file.
 
-    The permissions alone do not tell, for example on a file system that is mounted read-only.
+    Permissions of a directory are not sufficient for this: its file system may be mounted read-only.
     """
     problem = ""
     try:

@@ -461,7 +461,7 @@ def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
 def conflict_error(reports: tuple[PatchReport, ...], label: str) -> KvtoolError | None:
     """Return the error of a series that did not apply completely, or None.
 
-    It names the first patch that needs the user.
+    The error names the first patch with a conflict that the user must resolve.
     """
     bad = [report for report in reports if report.needs_user]
     if not bad:

@@ -30,7 +30,7 @@ class Snapshot:
     """Hold a state of the series as the commits base..head.
 
     revision: the full id of the project's commit, "" for the files as they are now and for the tree
-    missing: the patches that do not apply there, as "id: outcome"
+    missing: the patches that do not apply to the upstream of this state, as "id: outcome"
     ids: the id of each commit's patch, by commit id
     """
 

@@ -1,8 +1,10 @@
 """Make draft models with random weights, because upstream's generator of test models makes none.
 
-- A target and its draft (gemma4-assistant). The draft has no cells of its own and reads those of the target. No other
-  kind of model reads the storage of another context. Both models are as small as upstream's test models. They have two
-  layers, the first with a window and the second without.
+A draft proposes tokens, which the large model (the target) checks. This module makes two kinds of drafts:
+
+- A target and its draft of the architecture gemma4-assistant. The draft has no cells of its own: it reads the cells of
+  the target. No other kind of model reads the storage of another context. Both models are as small as upstream's test
+  models. They have two layers, the first with a sliding window and the second without.
 - A test model with an additional MTP layer (multi-token prediction). This layer drafts in a context with its own cells.
 """
 

@@ -50,7 +50,10 @@ class Script:
 
 
 class Step(NamedTuple):
-    """Hold one answer. The two servers are equal if all their answers are."""
+    """Hold one answer of a server.
+
+    verify compares it with the answer of the other server: one has a static cache, the other one a dynamic cache.
+    """
 
     part: str  # part of the conversation, a key of TITLES
     said: str

@@ -54,7 +54,11 @@ def test_image_waits_for_cells(real: Real, model: Path, tmp_path: Path, args: tu
 
 @pytest.mark.parametrize(("toy", "args"), [("llama-dense", ("--cache-ram", "0")), ("qwen35-dense", ())])
 def test_image_that_cannot_wait_gets_error(real: Real, toy: str, args: tuple[str, ...], tmp_path: Path) -> None:
-    """Allow no memory for paused requests, and use a recurrent state that already has a part of the image."""
+    """Send an image that needs more cells than are free, in two cases in which its request cannot be paused.
+
+    In the first case, --cache-ram 0 allows no memory for paused requests. In the second case, the recurrent state of
+    the model already contains a part of the image, and cannot be set back.
+    """
     model = real.text_model(toy)
     with serving(real, model, tmp_path / "log", *of_the_pool(real, model, 512), *args) as server:
         status, kind, message = refusal(crossing(server))

@@ -56,7 +56,7 @@ def test_image_answer_survives_reload(server: LlamaServer) -> None:
 def test_unload_keeps_cache(server: LlamaServer) -> None:
     """Continue, save and restore a conversation with images without the projector.
 
-    The positions of images must be counted.
+    Images occupy positions, which the server must count even without the projector.
     """
     question = {"prompt": looking(1, 2, before=prompt(1, 30)), "id_slot": 0, "n_predict": 0}
     n_prompt = server.post("/completion", question)["timings"]["prompt_n"]

@@ -272,9 +272,9 @@ SHIFTING = ("--kv-unified-per-slot", "512", "--context-shift")
 
 
 def test_waiting_slot_spares_shifting_slot(real: Real, model: Path, tmp_path: Path) -> None:
-    """Let the waiting slot share the beginning of the slot that shifts.
+    """Let a slot that waits for cells share the beginning of a slot that makes a context shift.
 
-    It gives up these cells, so that they are not shared.
+    The waiting slot must release the shared cells, so that the other slot can shift them without a copy.
     """
     common = prompt(1, 100)
     texts = [prompt(2, 400), f"{common} stone {prompt(5, 365)}", f"{common} river {prompt(6, 200)}"]

@@ -1,6 +1,6 @@
 """Test `kvtool top` with a real llama-server.
 
-Its numbers must agree with the server and the system, in a terminal, too.
+The printed numbers must agree with the responses of the server and with the system, also in a terminal.
 """
 
 from __future__ import annotations

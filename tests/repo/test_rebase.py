@@ -239,9 +239,9 @@ def test_limits_apply_to_new_upstream(project: Tiny, kvtool: Any) -> None:
 
 
 def test_newly_wanted_patch_stays_in_function(project: Tiny, kvtool: Any) -> None:
-    """Apply a patch without a merge.
+    """Rebase to the first tag that needs a patch. No older version of the patched files exists, so git cannot merge.
 
-    Its context finds the place, and the check compares the function that the patch file names.
+    kvtool applies the patch by its context, and checks that it is in the function that the patch file names.
     """
     project.add_patch("late", ("src/a.cpp", "x + 4;", "x + 4 + 0;"), extra='from = "v3"\n')
     recorded = next(line for line in (project.root / "patches/late.patch").read_text().splitlines() if "@@ " in line)

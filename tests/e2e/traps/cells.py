@@ -1,6 +1,6 @@
-"""List traps (known mistakes) with cells and rows.
+"""List traps (known mistakes) in the code for cells and rows.
 
-Examples are caches that are not prepared, cells that start small, and a context shift.
+Examples are a cache for which no rows are requested, cells that grow together with the rows, and a wrong context shift.
 """
 
 from __future__ import annotations
