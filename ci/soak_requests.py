@@ -32,7 +32,7 @@ class Unexpected(Exception):
 
 
 class Soak:
-    """Hold one server, and everybody that sends requests to it.
+    """Hold one server and the clients that send requests to it.
 
     tally: how often each kind of request had which outcome
     """

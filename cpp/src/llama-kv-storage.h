@@ -7,8 +7,8 @@
 //   fixed     all rows exist, as in upstream. used without --kv-dynamic, or if the cache cannot grow. a change of type works as
 //             in storage by copy
 //   copy      the tensors have the rows [0, n) of each stream. a growth moves the rows to larger buffers. works on any backend
-//   in place the tensors have the layout of the fixed storage, and pages are committed and freed for blocks of rows, separately
-//   for each stream. used for plain host memory and, on request, for device memory with ggml-pages.h
+//   inplace   the tensors have the layout of the fixed storage. pages are committed and freed for blocks of rows, separately for
+//             each stream. used for plain host memory and, on request, for device memory with ggml-pages.h
 //
 // A growth in place copies nothing and changes no pointer and no stride. So no graph is rebuilt, and the compute buffers have the
 // size that they have with a static cache.

@@ -116,7 +116,7 @@ def thousands(value: float, _position: int) -> str:
 def spread(heights: Sequence[float], distance: float) -> list[float]:
     """Return heights that are at least `distance` apart.
 
-    They have the same order as the given heights, and are close to them.
+    The result has the same order as the given heights, and is close to them. It keeps the labels of lines apart.
     """
     order = sorted(range(len(heights)), key=heights.__getitem__)
     groups: list[list[int]] = []  # neighbours that would overlap; a group is centred at the mean of its heights

@@ -149,8 +149,8 @@ def speeds(mode: str, flash_attn: bool, kinds: Sequence[str], pairs: Sequence[Pa
 def speed_bars(speeds: Sequence[Speed]) -> list[Bar]:
     """Return one figure with its target for each comparison and kind of call.
 
-    It is the one at the worst depth: a depth that misses the target or, if all meet it, the depth with the lowest
-    speed.
+    The figure is from the worst depth: a depth at which the target is missed or, if there is none, the depth with the
+    lowest speed.
     """
     groups = itertools.groupby(speeds, lambda s: (s.mode, s.flash_attn, s.kind))
     found = [min(map(_bar, group), key=lambda b: (bool(b.met), b.low or 0.0)) for _key, group in groups]

@@ -56,7 +56,10 @@ def test_slot_file_of_other_rotation_is_converted(
 def test_slot_file_that_cannot_be_read_is_invalid(
     real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]
 ) -> None:
-    """Restore slot files of another layout, and truncated files. The error must not name missing memory as its cause."""
+    """Restore slot files of another layout, and truncated files.
+
+    The error must not name missing memory as its cause.
+    """
     args = (*ONE, "--slot-save-path", tmp_path)
     with serving(real, model, tmp_path / "writer", *args, "-fa", "off") as server:
         completion(server, TEXT, 0)

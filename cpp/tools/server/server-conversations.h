@@ -22,7 +22,7 @@
 //
 // --cache-ram limits the sum of the bytes of the entries, the checkpoints of entries and slots, and the paused requests. Only one
 // state may exceed this limit while it is being copied. With --cache-ram budget, the limit is the part of --kv-budget that the cells
-// leave, and the cells reclaim it when they grow. To make room, the class frees in this order:
+// do not use. If the cells then need more of it, conversations are dropped. To make room, the class frees in this order:
 //
 //  1. entries whose state is also in the cells of a slot
 //  2. checkpoints, except the newest one of each conversation and the one before its last user message
