@@ -8,6 +8,7 @@
 #             (ci/soak.py). With asan, each allocation of a growth also fails once.
 #   late      the end-to-end tests with delayed requests, as on a busy machine
 #   soak      random requests for an hour, and then a check that all memory is freed
+#   disk      damage 500 files of --cache-disk, and kill 200 servers that use the directory (ci/disk_stress.py)
 #   random    move a thousand random series to random upstreams (tests/repo/random_series.py)
 #   page      chat through llama-server's web page
 #   layers    build and verify trees with only some layers: the core alone, and the core with types
@@ -20,7 +21,7 @@
 #   hip       compile them with clang and ROCm's headers
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?what: full, matrix, traps, asan, tsan, late, soak, random, upstream, page, layers, cross, vulkan, vulkan-full, models, python, cuda or hip}
+what=${1:?what: full, matrix, traps, asan, tsan, late, soak, disk, random, upstream, page, layers, cross, vulkan, vulkan-full, models, python, cuda or hip}
 sh ci/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
 mkdir -p report
@@ -60,6 +61,10 @@ late)
 soak)
     kvtool build --no-ui
     soak release --minutes 60 --resident 16 --log report/soak.log ;;
+disk)
+    kvtool build --no-ui
+    bin=llama.cpp/build/cpu-release/bin
+    python ci/disk_stress.py "$bin" llama.cpp/models/ggml-vocab-llama-spm.gguf | tee report/disk.json ;;
 random) python -m tests.repo.random_series 0 1000 ;;
 upstream)
     # build upstream's tree and the patched tree, both with all tests of ctest
