@@ -8,7 +8,8 @@
 #             (ci/soak.py). With asan, each allocation of a growth also fails once.
 #   late      the end-to-end tests with delayed requests, as on a busy machine
 #   soak      random requests for an hour, and then a check that all memory is freed
-#   disk      damage 500 files of --cache-disk, and kill 200 servers that use the directory (ci/disk_stress.py)
+#   disk      damage 500 files of --cache-disk, kill 200 servers that use the directory (ci/disk_stress.py), and chat with two
+#             trained models of a router in turns (ci/router_turns.py)
 #   random    move a thousand random series to random upstreams (tests/repo/random_series.py)
 #   page      chat through llama-server's web page
 #   layers    build and verify trees with only some layers: the core alone, and the core with types
@@ -64,7 +65,12 @@ soak)
 disk)
     kvtool build --no-ui
     bin=llama.cpp/build/cpu-release/bin
-    python ci/disk_stress.py "$bin" llama.cpp/models/ggml-vocab-llama-spm.gguf | tee report/disk.json ;;
+    python ci/disk_stress.py "$bin" llama.cpp/models/ggml-vocab-llama-spm.gguf | tee report/disk.json
+    models=()
+    for name in smollm2 gemma3; do
+        models+=("$(kvtool fetch --model "$name" --json | python -c 'import json, sys; print(json.load(sys.stdin)["file"])')")
+    done
+    python ci/router_turns.py "$bin" "${models[@]}" | tee report/router.json ;;
 random) python -m tests.repo.random_series 0 1000 ;;
 upstream)
     # build upstream's tree and the patched tree, both with all tests of ctest
