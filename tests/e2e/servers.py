@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from kvtool import process
+from kvtool.machine import kib_of
 from kvtool.verify import models
 from kvtool.verify.server import START_SECONDS, LlamaServer, free_port, json_of_events, llama_server
 from tests.e2e.conftest import SANITIZED, Real
@@ -66,6 +67,12 @@ def resident(server: LlamaServer) -> int:
     taken = server.resident()
     assert taken is not None
     return taken
+
+
+def anonymous(server: LlamaServer) -> int:
+    """Return the bytes of memory of the server's process that no file provides, in RAM and in swap (Linux)."""
+    parts = [kib_of(f"/proc/{server.process.pid}/status", name) for name in ("RssAnon", "VmSwap")]
+    return sum(part for part in parts if part is not None)
 
 
 def events(

@@ -13,7 +13,7 @@ from kvtool.verify.server import LlamaServer, free_port
 from kvtool.verify.texts import prompt
 from tests.e2e.budgets import LADDER, MIB, props
 from tests.e2e.conftest import Real
-from tests.e2e.servers import at_once, completion, serving, until
+from tests.e2e.servers import anonymous, at_once, completion, memory_is_plain, serving, until
 
 BUDGET = ("--cache-ram", "budget", "--fit", "off", "--no-warmup")
 UNIFIED = ("--kv-unified",)
@@ -82,6 +82,27 @@ def test_texts_stay_equal_at_the_limit(real: Real, tmp_path: Path, toy: str, kin
                 assert completion(server, chat, 8)["content"] == content
                 most = max(most, in_use(server)["conversation_bytes"])
         assert most > 0
+
+
+@memory_is_plain
+def test_reported_bytes_match_memory_of_process(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
+    """Compare after each request with the memory that the process has above its model and its compute buffers."""
+    args = (*BUDGET, "-c", "4096", "-np", "2", "--kv-budget", "96")
+
+    def both(server: LlamaServer) -> tuple[int, int]:
+        cells = sum(cache["committed_bytes"] for cache in props(server)["kv_cache"].values())
+        return anonymous(server), cells + in_use(server)["conversation_bytes"]
+
+    with serving(real, large_cell_model, tmp_path / "log", *args) as server:
+        for slot in range(2):  # the first request of each slot touches the compute buffers
+            completion(server, prompt(slot, 130), 1, id_slot=slot)
+        taken, reported = both(server)
+        others = taken - reported
+        for i in range(16):
+            computed(server, prompt(2 + i, 120))
+            taken, reported = both(server)
+            assert abs(taken - others - reported) < 0.05 * reported
+        assert reported > 0.8 * 96 * MIB
 
 
 def test_large_conversation_is_restored_within_budget(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
