@@ -2,8 +2,8 @@
 
     python ci/upstream_tests.py UNPATCHED_BUILD PATCHED_BUILD [--only REGEX] [--model FILE]... [--server-tests DIR]
 
-Both must be builds of the same tag with the tests built (LLAMA_BUILD_TESTS=ON). The script runs all tests of ctest that
-were built, except those that would download a file.
+Both builds must be of the same tag, and must contain the tests (LLAMA_BUILD_TESTS=ON). The script runs all tests of
+ctest that were built, except the tests that would download a file.
 
 With --model, the tests of states and of recurrent rollback also run on these models, which are test models with a
 vocabulary (kvtool/verify/models.py). test-save-load-state then has a prompt of 600 tokens, so that the cache has to

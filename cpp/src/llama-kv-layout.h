@@ -19,7 +19,7 @@
 void llama_kv_copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst, bool trans, const std::vector<uint32_t> & n_used);
 
 // change the layout of t to n_rows rows inside its buffer, with zeros after the live rows. n_rows is at most t->ne[1]
-// The function needs no additional memory. On a device, it is slow if there is none.
+// The function works without additional memory. On a device, it is slower if there is no host memory for a copy.
 void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const std::vector<uint32_t> & n_used);
 
 // set the number of rows and the strides of a tensor that will be allocated or filled next

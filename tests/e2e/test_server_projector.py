@@ -108,7 +108,7 @@ def test_conversation_with_unloads_is_equal(real: Real, model: Path, mmproj: Pat
 
 
 def test_refused_image_leaves_no_stream(server: LlamaServer) -> None:
-    """Look for the streams that a client finds by its conversation when it returns."""
+    """Send a streamed request that is refused. Its stream must not be in the list that a client can continue later."""
     act(server, "unload")
     body = {"prompt": looking(1), "n_predict": 4, "stream": True}
     assert is_unloaded(server.http.post("/completion", json=body, headers={"X-Conversation-Id": "refused"}))

@@ -127,7 +127,7 @@ class memory_end {
     }
 
     // return true if a context with cells of this size exceeds the limit
-    // It does not count if only its compute buffers have grown, because buffers for existing cells are always allowed.
+    // The result is false if only the compute buffers have grown, because buffers for existing cells are always allowed.
     bool is_passed(size_t n_bytes_cells) const {
         const auto usage = llama_memory_budget_get_usage(own.get());
         return usage.committed > usage.n_bytes && n_bytes_cells > n_bytes_cells_then;

@@ -35,9 +35,9 @@ def there(model: str, checks: str, *args: str) -> Run:
 
 
 def there_by_copy(model: str, checks: str) -> Run:
-    """Return a run of kv-check on the same GPU with growth by copy.
+    """Return a run of kv-check on a simulated GPU, with growth by copy.
 
-    Copies of quantized types must be aligned as on Vulkan.
+    The simulated GPU requires that copies of quantized types are aligned, as Vulkan does.
     """
     return Run(model, ("--quick", "--checks", checks, "-fa", "on", *PAGES_OF_4K, "--storage", "copy"))
 

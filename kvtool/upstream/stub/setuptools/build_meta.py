@@ -1,4 +1,4 @@
-"""Be a build program that builds nothing: it only tells pip the name and the version in PKG-INFO."""
+"""Stand in for the build program of a package: give pip the name and the version from PKG-INFO, and build nothing."""
 
 import email
 from pathlib import Path
