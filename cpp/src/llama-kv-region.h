@@ -69,7 +69,7 @@ public:
     layers_t layers;
 
 private:
-    // memory of one tensor
+    // layout of the memory of one tensor: strips of rows (see the head of this file)
     struct strip {
         size_t offset; // bytes from the start of the pages
         size_t size;   // bytes of a row in a strip
@@ -83,7 +83,7 @@ private:
 
     llama_kv_region(ggml_backend_buffer_type_t buft, bool v_trans) : buft(buft), v_trans(v_trans) {}
 
-    // return the strip that the tensor would have with this type
+    // return the layout in memory that the K or V tensor would have with this type
     strip make_strip(const ggml_tensor * t, ggml_type type, bool is_v) const;
 
     // call f(strip, offset, size in bytes) for each range of rows in every tensor

@@ -379,7 +379,7 @@ private:
     }
 
     // free the buffers that the layers were created in, if no layer uses them any more
-    // The contexts own the tensor objects and stay. Each context needs a buffer, so it gets an empty one.
+    // The ggml contexts own the tensor objects and stay. Each of them needs a buffer, so it gets an empty one.
     void release_created() try {
         if (any(is_created)) {
             return;

@@ -43,7 +43,10 @@ def contents(answer: httpx.Response) -> list[str]:
 
 @pytest.mark.parametrize("args", [(), ("--mmproj-lazy-auto", "0")], ids=["loaded", "on-demand"])
 def test_image_waits_for_cells(real: Real, model: Path, tmp_path: Path, args: tuple[str, ...]) -> None:
-    """Expect that an encoded image is dropped if the projector may be unloaded, and that it is encoded again later."""
+    """Expect that a request with an image waits for cells and then gives the same answer.
+
+    If the server loads the projector on demand, it drops the encoded image in the meantime and encodes it again later.
+    """
     with serving(real, model, tmp_path / "roomy", *of_the_pool(real, model, 4096), *args) as server:
         expected = contents(crossing(server))
     with serving(real, model, tmp_path / "log", *of_the_pool(real, model, 512), *args) as server:

@@ -179,7 +179,7 @@ def test_base_commit_of_local_mirror(empty: Tiny, kvtool: Any, work: Path, tmp_p
 
 
 def test_electron_order_and_cover_letter(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
-    """Use a folder whose file .patches has the order, and a folder with a cover letter of git format-patch."""
+    """Import a folder of patches with a cover letter, in the order that its file .patches lists."""
     edit(work, "src/a.cpp", "x + 2;", "x + 22;")
     edit(work, "src/a.cpp", "x + 22;", "x + 222;")
     queue = tmp_path / "queue"

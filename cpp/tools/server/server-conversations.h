@@ -21,8 +21,8 @@
 // loses its own cells, their conversation becomes an entry.
 //
 // --cache-ram limits the sum of the bytes of the entries, the checkpoints of entries and slots, and the paused requests. Only one
-// state may exceed this limit while it is being copied. With --cache-ram budget, the limit is the part of --kv-budget that the cells
-// do not use. If the cells then need more of it, conversations are dropped. To make room, the class frees in this order:
+// state may exceed this limit while it is being copied. With `--cache-ram budget`, the limit is the part of --kv-budget that the
+// cells do not use. If the cells then need more of it, conversations are dropped. To make room, the class frees in this order:
 //
 //  1. entries whose state is also in the cells of a slot
 //  2. checkpoints, except the newest one of each conversation and the one before its last user message
@@ -36,7 +36,7 @@ class server_conversations {
 public:
     // numbers for /metrics, /props and /slots
     struct usage {
-        size_t n_bytes_limit       = 0; // 0 means: no limit. With --cache-ram budget, the bytes that the cells leave at this moment
+        size_t n_bytes_limit       = 0; // 0 means: no limit. With `--cache-ram budget`, the bytes that the cells leave at this moment
         size_t n_bytes_entries     = 0; // bytes of the entries, without their checkpoints
         size_t n_bytes_checkpoints = 0; // bytes of the checkpoints of entries and slots
         size_t n_bytes_paused      = 0;
@@ -110,7 +110,7 @@ public:
     bool reserve_checkpoint(int id_slot);
 
     // drop entries and checkpoints until the limit is kept
-    // Call this function after checkpoints were copied between slots or read from a file. With --cache-ram budget,
+    // Call this function after checkpoints were copied between slots or read from a file. With `--cache-ram budget`,
     // call it after slots have freed the cells that they saved.
     void trim();
 
@@ -119,7 +119,7 @@ public:
 
     // find out whether a batch failed because RAM is short. If so, drop the oldest entry
     // n: number of cells that the batch needs
-    // With --cache-ram budget, the growth has reclaimed the entries before. Then checkpoints of running slots are dropped.
+    // With `--cache-ram budget`, the growth has reclaimed the entries before. Then checkpoints of running slots are dropped.
     // return false if nothing was dropped
     bool drop_if_short(int32_t n);
 

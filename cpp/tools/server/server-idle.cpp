@@ -35,7 +35,7 @@ void server_idle::release(server_slot_view & slot) {
 
     conversations.save(slot);
     slot.prompt_clear();
-    conversations.trim(); // with --cache-ram budget, less memory than that of the entry may have been freed
+    conversations.trim(); // with `--cache-ram budget`, less memory than that of the entry may have been freed
 
     stats.update(ctxs.ctx_tgt, ctxs.ctx_dft, true);
 }

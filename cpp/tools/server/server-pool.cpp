@@ -262,8 +262,8 @@ bool server_pool::resume(server_slot_view & slot) {
 
     const bool is_first = !has_ahead(slot);
 
-    // Hold the paused state outside of the slot while its cells are restored. With --cache-ram budget, a state in the slot counts
-    // in the budget, and could leave no room for the same cells.
+    // Hold the paused state outside of the slot while its cells are restored. The option
+    // `--cache-ram budget` counts a state in the slot together with the cells, so both might not fit into the budget.
     auto saved = std::move(slot.wait.paused);
 
     const bool ok = policy.read_back(slot, [&]() { return write(slot.ctx_tgt, saved->data.main); }, is_first);
