@@ -24,7 +24,7 @@ struct llama_memory_budget {
     size_t (* reclaim)(size_t n_bytes, void * user_data) = nullptr;
     void *  reclaim_data = nullptr;
 
-    // return the bytes of memory that can be reclaimed, after freeing up to n_bytes of it
+    // free up to n_bytes_freed bytes of the memory that the owner of the budget can free, and return the bytes that are left of it
     size_t n_bytes_reclaimable(size_t n_bytes_freed = 0) const { return reclaim ? reclaim(n_bytes_freed, reclaim_data) : 0; }
 
     // return the bytes above the limit

@@ -32,8 +32,8 @@
 //
 //   - In place, if a quarter of the cells, and at least 512, are free: free all blocks without a cell in use, also in the middle.
 //   - By copy, if half of the cells are free, and the cells in use are at most half of their maximum since the last resize:
-//     shrink to the cells in use plus a quarter, or to the start if no cell is in use. The second condition keeps a step of 1 GiB
-//     if only a few cells are removed.
+//     shrink to the cells in use plus a quarter, or to the start if no cell is in use. Without the second condition, a storage that
+//     has just grown by 1 GiB would shrink again after only a few cells are removed.
 //   - The storage is never smaller than at the start.
 //
 // A chat that removes its last tokens and adds others frees fewer cells than that, so its storage does not shrink.

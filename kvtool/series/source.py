@@ -40,7 +40,7 @@ class SourceFile:
     """Hold one source file.
 
     lines: its lines with their line ends
-    keys: one key for each line; two lines with equal keys are the same line
+    keys: one key for each line; lines with equal keys count as the same line, although their white space may differ
     blob: the id of the git object, "" if it is not known
     """
 
@@ -99,7 +99,10 @@ class SourceFile:
 
     @cached_property
     def block_openings(self) -> list[tuple[bytes, bytes]]:
-        """Return each line with the next line that is more than a brace, both as keys without indentation."""
+        """Return, for each line, the pair of this line and the next line that is neither blank nor only a brace.
+
+        Both are keys without indentation.
+        """
         found, following = list[tuple[bytes, bytes]](), b""
         for line in map(bytes.strip, reversed(self.keys)):
             found.append((line, following))

@@ -330,7 +330,7 @@ def test_statement_made_conditional(pick: Pick, head: str, indent: str) -> None:
 
 
 def test_empty_line_belongs_to_next_block(pick: Pick) -> None:
-    """Use indented lines above the empty line that look like a block."""
+    """Add a line after an empty line. The lines before the empty line are indented, but they are not a block."""
     base = "int g(int n) {\n    const auto x = foo(n,\n                       2);\n\n    y();\n    return x;\n}\n"
     patched = base.replace("    y();", "    mine();\n    y();")
     upstream = base.replace("2);\n", "2);\n    z();\n").replace("return x;", "return x + 1;")

@@ -109,7 +109,7 @@ void server_oom::drop_ended(int id_slot) {
     } else if (n > 0) {
         slot.prompt.tokens.keep_first(n_left);
 
-        // some of the dropped tokens may have been computed already
+        // remove the cells of the dropped tokens, because some of these tokens may have been computed already
         const auto seq_rm = [&](llama_context * ctx) {
             return !ctx || llama_memory_seq_rm(llama_get_memory(ctx), slot.id, slot.prompt.tokens.pos_next(), -1);
         };

@@ -176,7 +176,7 @@ private:
     // return the error for a request that needs the projector while it is not available. Call this with the mutex held
     server_refusal why_not() const;
 
-    // return a reference whose check() throws why_not(). Call this with the mutex held
+    // return a reference to no projector, whose check() throws the error of why_not(). Call this with the mutex held
     server_projector_ref make_refusal() const;
 
     // return the projector as a pointer that is counted until it is destroyed. Call this with the mutex held
