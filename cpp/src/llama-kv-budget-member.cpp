@@ -168,7 +168,8 @@ bool llama_kv_budget_member::make_within(size_t n_bytes_caches) const {
 }
 
 bool llama_kv_budget_member::is_within(size_t n_bytes_caches) const {
-    // Compute buffers for the existing cells are allocated already. Cells of another context need no memory here.
+    // Caches that do not grow are always within the limit: their memory and their compute buffers are allocated already. This is also
+    // the case for a draft that uses the cells of another context.
     return n_bytes_caches <= n_bytes_accounted_caches || n_bytes_above_with(n_bytes_caches) == 0;
 }
 

@@ -61,8 +61,8 @@ bool llama_kv_compute::reserve_graph() {
 }
 
 bool llama_kv_compute::reserve(bool last) {
-    // In place, the tensors stay where they are, so the buffers are not too small. Before the first batch, no buffers are
-    // reserved yet.
+    // Growth in place does not move the tensors, so the compute buffers are large enough. Before the first batch, none are reserved
+    // yet, so none can be too small.
     if (!too_small || lctx.sched_need_reserve) {
         too_small = false;
         return true;

@@ -236,7 +236,7 @@ class Perplexity:
             raise DiskError(
                 f"the probabilities need {needed / MIB:.0f} MiB in {self.work}",
                 why=f"{free / MIB:.0f} MiB are free",
-                next_step="free some space, or --quick",
+                next_step="free some space, or use --quick",
             )
         self.console.step(f"{STATIC_F16.name}, with {needed / MIB:.0f} MiB of probabilities on the disk")
         started = time.monotonic()

@@ -121,8 +121,8 @@ class Report(Result, command="bench"):
         first = self.missed[0]
         return MeasureError(
             f"{len(self.missed)} of {len(self.bars)} figures miss their target",
-            why=f"{first.name}, {first.mode}: {as_number(first.value)}, the bar is {first.bound}",
-            next_step="again on an idle machine, or without --strict",
+            why=f"{first.name}, {first.mode}: {as_number(first.value)}, the target is {first.bound}",
+            next_step="measure again on an idle machine, or leave --strict out",
         )
 
     @property

@@ -80,7 +80,7 @@ def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cma
     if options.preset not in cmake.PRESETS:
         raise UsageError(f"no preset {options.preset}", next_step=f"--preset {'|'.join(cmake.PRESETS)}")
     if options.jobs < 0:
-        raise UsageError(f"--jobs {options.jobs} makes no sense", next_step="--jobs 0 is one per core")
+        raise UsageError(f"--jobs {options.jobs} is negative", next_step="use --jobs 0 for one job per core")
     page = options.ui
     # keep the choice of the last build, so that the build of `kvtool verify` does not change the choice of the user
     if page is None:

@@ -35,7 +35,8 @@ class Server(contextlib.ExitStack):
         key = api_key.split(",")[0].strip()  # LLAMA_API_KEY can hold several keys, because the server reads it, too
         if not key.isprintable():
             raise UsageError(
-                "the API key has characters that are not allowed in an HTTP header", next_step="look at LLAMA_API_KEY"
+                "the API key has characters that are not allowed in an HTTP header",
+                next_step="correct LLAMA_API_KEY or --api-key",
             )
         headers = {b"Authorization": b"Bearer " + key.encode()} if key else None
         # do not use a proxy for a server on this machine
@@ -97,7 +98,11 @@ class Server(contextlib.ExitStack):
                 next_step="put a key of the server into LLAMA_API_KEY, or pass it with --api-key",
             )
         if code == 503:
-            raise LoadingError(f"{self.url} is not ready", why=_reason(answer), next_step="ask again in a while")
+            raise LoadingError(
+                f"{self.url} is not ready",
+                why=_reason(answer),
+                next_step="wait until the model is loaded, then run the command again",
+            )
         if code in (502, 504):
             raise NetworkError(
                 f"the proxy at {self.url} could not reach llama-server", why=f"{path}: HTTP {code}", next_step=_START_IT

@@ -125,7 +125,7 @@ def test_json_contract(project: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--preset", "fast"], "no preset fast"),
         (["-D", "LLAMA_OPENSSL"], "-D LLAMA_OPENSSL is not NAME=VALUE"),
         (["-D", "=ON"], "-D =ON is not NAME=VALUE"),
-        (["--jobs", "-2"], "--jobs -2 makes no sense"),
+        (["--jobs", "-2"], "--jobs -2 is negative"),
     ],
 )
 def test_wrong_arguments_are_refused(

@@ -156,7 +156,7 @@ BROKEN_CACHE = {"kv_cache": {"target": without(TARGET, "cells")}}
         ({"/slots": (500, {})}, 8, ["/slots: HTTP 500"]),
         ({"/props": DENIED}, 2, ["wants an API key", "LLAMA_API_KEY", "--api-key"]),
         ({"/props": (403, {})}, 2, ["wants an API key", "HTTP 403"]),
-        ({"/props": LOADING}, 9, ["is not ready", "why:  Loading model", "ask again"]),
+        ({"/props": LOADING}, 9, ["is not ready", "why:  Loading model", "wait until the model is loaded"]),
         ({"/slots": LOADING}, 9, ["is not ready"]),
         ({"/props": (503, "busy")}, 9, ["why:  HTTP 503"]),
         ({"/props": (502, "")}, 9, ["could not reach llama-server", "HTTP 502"]),
