@@ -83,7 +83,7 @@ def _check(options: Options) -> None:
             "--model checks only models of yours; --matrix, --models and --patch check kvtool's own",
         ),
         (options.settings.is_given and not options.own, "-c, -ngl, --draft and --mmproj are for --model FILE"),
-        (options.jobs < 0, f"--jobs {options.jobs} makes no sense: 0 is one per core"),
+        (options.jobs < 0, f"--jobs {options.jobs} is negative; 0 means one job per core"),
     )
     for file in filter(None, (options.junit, options.markdown)):
         must_be_writable(file)
