@@ -8,9 +8,9 @@
 
 kv-check runs with and without flash attention on each model. Models of different memory classes (kinds of caches) are
 first. A run of kv-check needs 20 seconds with Mesa 25, and five times as long with Mesa 22.3. So without --full, only
-these checks run: the cache grows during a computation, moved cells are used, or a state is restored. The first run
-mostly waits for the driver's shader compiler, which needs minutes for an MLA model. The compiled shaders are kept in
-~/.cache (MESA_SHADER_CACHE_DIR). If the script is interrupted, it continues when it is started again.
+some checks run: those in which the cache grows during a computation, moved cells are used, or a state is restored. The
+first run mostly waits for the driver's shader compiler, which needs minutes for an MLA model. The compiled shaders are
+kept in ~/.cache (MESA_SHADER_CACHE_DIR). If the script is interrupted, it continues when it is started again.
 
 The results are written to report/vulkan.xml. Exit codes: 0 nothing differs, 1 something differs, 2 the driver is
 missing.

@@ -240,7 +240,8 @@ def _message_of(commit: Commit, applied: Applied) -> str:
 def _loss_of_new_files(commit: Commit) -> list[str]:
     """Return a sentence about a lost author and message, if a commit only has files of cpp/.
 
-    A commit that kvtool made has nothing to lose.
+    Files in cpp/ are stored without the author and the message of their commit. A commit that kvtool itself made has no
+    message of a user, so nothing is lost.
     """
     if not commit.diff or commit.email == IDENTITY["EMAIL"]:
         return []

@@ -34,7 +34,7 @@ CONTEXT = 8192  # n_ctx_train of a text model; llama-server limits its slots to 
 
 
 class Geometry(NamedTuple):
-    """Hold the dimensions of a model. The first ones decide the bytes of its KV cache.
+    """Hold the dimensions of a model. `layers`, `kv_heads` and `head_size` decide the bytes of its KV cache.
 
     layers: the number of layers with attention
     kv_heads: the number of KV heads

@@ -140,7 +140,10 @@ def test_unsupported_flash_attention(real: Real, seqs: str) -> None:
 
 
 def test_indexer_on_other_device(real: Real) -> None:
-    """Use an indexer that reads all of the storage, even rows that are not mapped."""
+    """Use a model whose indexer reads all of the storage on another device, even rows that are not mapped.
+
+    Such a cache must grow by copy.
+    """
     answer = kv_check(real, "qwen4exp-moe", "prompt,uneven,state-self", *PAGES_OF_4K, "-fa", "on", "-ctk", "iq4_nl")
     assert answer["status"] == "same" and answer["grown"], answer["reason"]
     assert "attention does not run where the cells are" in answer["log"] and "grows by copy" in answer["log"]

@@ -82,9 +82,9 @@ def test_pending_copies_survive_failures(real: Real, tmp_path: Path, toy: str, w
 
 @pytest.mark.parametrize("toy", ["qwen4exp-moe", "deepseek32-moe", "minimax-m3-moe", "deepseek4-moe"])
 def test_partly_pending_copies(real: Real, tmp_path: Path, toy: str) -> None:
-    """Prevent a bug that happened before: all batches failed.
+    """Let a copy of a sequence find memory in the attention's cache but not in the indexer's cache.
 
-    Attention's copy had found memory, but the indexer's copy had not.
+    Before the patch indexer-copies, all later batches failed in this case.
     """
     program = compiled(real, "late_copies.cpp", tmp_path)
     answers = (said(program, real.toys / f"{toy}.gguf", f"{n}+") for n in itertools.count(1))

@@ -145,7 +145,7 @@ def in_two_files(model: Path, out: Path) -> Path:
 
 
 def test_draft_in_two_files(real: Real, model: Path, tmp_path: Path) -> None:
-    """Expect that both files count, and that the error names a missing file."""
+    """Load a draft model that is split into two files. The bytes of both must count, and a missing one is named."""
     split, taken = in_two_files(model, tmp_path), []
     for draft in (model, split):
         parts = ("-md", draft, "--spec-type", "draft-simple", "--draft-lazy")

@@ -122,7 +122,10 @@ def test_restore_restarts_idle_timer(real: Real, model: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("flag", [(), ("--kv-dynamic",)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("toy", ["lfm2-dense", "deepseek4-moe"])
 def test_requests_with_cells_run_in_parallel(real: Real, tmp_path: Path, toy: str, flag: tuple[str, ...]) -> None:
-    """Also use models with a window in all layers, and models with one row for several tokens."""
+    """Send two requests for which the pool has enough cells. None of them may wait for cells.
+
+    One model has a sliding window in all layers. In the other model, a row belongs to several tokens.
+    """
     args = ("-c", "2048", "-np", "2", "--kv-unified", *flag, *NO_CACHE)
     with serving(real, real.text_model(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(completion, server, prompt(slot, 200), 24, id_slot=slot) for slot in (0, 1)]

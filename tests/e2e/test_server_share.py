@@ -297,9 +297,10 @@ def test_idle_slots_yield_to_shifting_slot(real: Real, model: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma2-dense"])
 def test_waiting_slot_releases_unused_cells(real: Real, toy: str, tmp_path: Path) -> None:
-    """Expect that the waiting slot starts after the cells of the other slot are freed.
+    """Let a slot wait for cells, although it shares the beginning of its prompt with another slot.
 
-    It must not keep these cells itself.
+    While it waits, the slot may have only the cells of the shared beginning. It must start when the other slot has
+    ended, although a third slot still generates.
     """
     common, long = prompt(1, 100), 2000
     args = [arg if arg != "1024" else "4096" for arg in FULL]
