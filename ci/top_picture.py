@@ -32,7 +32,7 @@ from kvtool.verify.texts import FLAG, prompt
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "results" / "top.svg"
 WIDTH, LINES = 100, 20
-URL = "http://127.0.0.1:8080"  # printed in the picture, although the server uses another port
+URL = "http://127.0.0.1:9931"  # printed in the picture, although the server uses another port
 WORDS = (200, 700, 1500)  # words of the prompts in the slots 0 to 2; slot 3 is erased
 
 

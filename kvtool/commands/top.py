@@ -77,7 +77,7 @@ def command(
     reserved. Shows the cells and the state of each slot, the tokens per second, and a line whenever a cache grows or
     frees memory. Other numbers of the caches that the server reports follow. Ctrl-C ends the display.
 
-        kvtool top                            # a server on this machine, port 8080
+        kvtool top                            # a server on this machine, port 9931
         kvtool top http://gpu.lan:9090 -i 5   # another server, every five seconds
         kvtool top --once --json              # one document for a script
 

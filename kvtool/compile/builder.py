@@ -18,6 +18,8 @@ from kvtool.errors import BuildError, UsageError
 from kvtool.locks import try_lock_dir
 
 _STAMP = "kvtool-configure.json"
+# CMake and ninja colour their output if one of these variables is set. GNU make sets the last two in a terminal.
+_UNCOLOURED: process.Environment = dict.fromkeys(("CLICOLOR_FORCE", "MAKE_TERMOUT", "MAKE_TERMERR"))
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def _configure(planned: Plan, console: Console) -> bool:
 
 
 def _capture_build(argv: Sequence[str | Path], planned: Plan, what: str) -> process.Completed:
-    done = process.capture(argv, env=planned.env, check=False)
+    done = process.capture(argv, env={**_UNCOLOURED, **planned.env}, check=False)
     if done.returncode != 0:
         output = (done.stdout + done.stderr).strip()
         raise BuildError(what, why=_cmake_reason(output), next_step=_advice(output), output=output)
@@ -143,7 +145,7 @@ def _build(planned: Plan, targets: Sequence[str], console: Console) -> ninja.Out
     """Run ninja through cmake with a progress bar. Return the parser of its output."""
     parser = ninja.OutputParser()
     # This fixes the form of ninja's status lines, so that they can be parsed.
-    env = {**planned.env, "NINJA_STATUS": ninja.STATUS_FORMAT}
+    env = {**_UNCOLOURED, **planned.env, "NINJA_STATUS": ninja.STATUS_FORMAT}
     with console.progress(f"building {planned.backend}-{planned.preset}") as bar:
 
         def on_line(line: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvtool.result import from_plain
 
-DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_URL = "http://127.0.0.1:9931"
 
 
 class State(enum.StrEnum):

@@ -110,7 +110,7 @@ class Lock:
             raise UsageError(
                 f"unknown upstream tag {wanted!r}",
                 why="patches/upstream.lock has no entry for it",
-                next_step=f"name one of: {', '.join(self.upstreams)}",
+                next_step=f"move the series to it: kvtool rebase {wanted}; or name one of: {', '.join(self.upstreams)}",
             )
         return self.upstreams[wanted]
 

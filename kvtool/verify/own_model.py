@@ -268,8 +268,12 @@ class Comparison:
 
 
 def _speeds(pairs: Sequence[Mapping[str, Any]], kind: str, cores_used: int) -> tuple[float | None, float | None]:
-    """Return the tokens per second of both contexts. Calls in which the cache grew are left out."""
-    chosen = [pair for pair in pairs if pair["kind"] == kind and not pair["n_grow"]]
+    """Return the tokens per second of both contexts.
+
+    Calls in which the cache grew are left out. If it grew in every call, the time includes these growths.
+    """
+    all_calls = [pair for pair in pairs if pair["kind"] == kind]
+    chosen = [pair for pair in all_calls if not pair["n_grow"]] or all_calls
     tokens = sum(pair["n_tokens"] for pair in chosen)
     seconds = [sum(pair[side] for pair in chosen) / cores_used for side in ("base", "test")]
     static, dynamic = (tokens / each if each else None for each in seconds)

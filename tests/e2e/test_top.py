@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from kvtool.top.reading import Phase, State
+from kvtool import process
+from kvtool.top.reading import DEFAULT_URL, Phase, State
 from kvtool.top.server import Server
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
@@ -30,6 +31,12 @@ def look(server: LlamaServer, *args: str) -> dict[str, Any]:
     assert code == 0
     seen: dict[str, Any] = document["server"]
     return seen
+
+
+def test_default_address_is_that_of_llama_server(real: Real) -> None:
+    usage = process.capture([real.bin / "llama-server", "--help"]).stdout
+    found = re.search(r"--port PORT +port to listen \(default: (\d+)\)", usage)
+    assert found and f"http://127.0.0.1:{found[1]}" == DEFAULT_URL
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")

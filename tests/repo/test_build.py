@@ -169,6 +169,15 @@ def test_failed_configure_is_repeated(build: Run, tree: Path) -> None:
     assert build(tree)["configured"] is True
 
 
+@pytest.mark.parametrize("colour", ["CLICOLOR_FORCE", "MAKE_TERMERR MAKE_TERMOUT"])
+def test_reason_is_not_coloured(build: Run, tree: Path, monkeypatch: pytest.MonkeyPatch, colour: str) -> None:
+    """Set the variables with which CMake colours its output. GNU make sets two of them in a terminal."""
+    for name in colour.split():
+        monkeypatch.setenv(name, "1" if name == "CLICOLOR_FORCE" else "/dev/pts/0")
+    failed = build(tree, "-D", "FAIL=ON")
+    assert "Vulkan was not found" in failed["error"]["why"]
+
+
 def test_broken_cmakelists_shows_reason(build: Run, tree: Path) -> None:
     build(tree)
     (tree / "CMakeLists.txt").write_text((tree / "CMakeLists.txt").read_text() + "\nno_such_command()\n")

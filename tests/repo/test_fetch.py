@@ -67,7 +67,7 @@ def test_unknown_tag_lists_tags(project: Tiny, kvtool, tmp_path: Path) -> None:
     ran = kvtool("fetch", "v99", "--json")
     assert ran.code == 2
     assert ran.json["error"]["what"] == "unknown upstream tag 'v99'"
-    assert "v1, v2" in ran.json["error"]["next"]
+    assert "kvtool rebase v99" in ran.json["error"]["next"] and "v1, v2" in ran.json["error"]["next"]
 
 
 def test_prune_keeps_one_upstream(project: Tiny, kvtool, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ LARGE |= dict.fromkeys(("reserved_bytes", "committed_bytes", "used_bytes"), 1024
 def full(slots: int, events: int = 0) -> View:
     """Return a view with large numbers."""
     working = [slot(n, Phase.GENERATING, n_ctx=10**7, cells=10**7, reused=10**7, prompt=10**7) for n in range(slots)]
-    view = View("http://127.0.0.1:8080").with_reading(reading(*working, **LARGE), 0.0)
+    view = View("http://127.0.0.1:9931").with_reading(reading(*working, **LARGE), 0.0)
     later = [dataclasses.replace(slot, generated=99999) for slot in working]
     grown = tuple(("12:00:00", f"event {n}") for n in range(events))
     return dataclasses.replace(view.with_reading(reading(*later, **LARGE), 1.0), events=grown)

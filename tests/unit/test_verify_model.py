@@ -249,3 +249,9 @@ def test_model_refuses_other_choices(bin_dir: Path, tmp_path: Path, args: tuple[
 
 def test_text_is_long_enough(tmp_path: Path) -> None:
     assert 60_000 < own_model.write_text(tmp_path / "text").stat().st_size < 120_000
+
+
+def test_speed_is_known_if_the_cache_grew_in_every_call() -> None:
+    pairs = [{"kind": "prompt", "n_tokens": 64, "n_grow": 1, "base": 2.0, "test": 4.0}]
+    assert own_model._speeds(pairs, "prompt", 1) == (32.0, 16.0)
+    assert own_model._speeds(pairs, "generate", 1) == (None, None)
