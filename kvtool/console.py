@@ -17,10 +17,10 @@ from rich.console import Console as RichConsole
 from rich.console import Group
 from rich.live import Live
 from rich.markup import escape as escape
-from rich.progress import BarColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Task, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.segment import Segment, Segments
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kvtool import process
@@ -114,8 +114,8 @@ class Console:
         hidden = self.quiet or not self._err.is_terminal
         if hidden:
             self.step(text)
-        what, share, note = "{task.description}", "{task.percentage:>3.0f}%", "[dim]{task.fields[note]}"
-        columns = (what, BarColumn(), share, TimeElapsedColumn(), note)
+        what, share = "{task.description}", "{task.percentage:>3.0f}%"
+        columns = (what, BarColumn(20), share, TimeElapsedColumn(), _Note())
         bars = RichProgress(*columns, console=self._err, transient=True, disable=hidden)
         with contextlib.nullcontext() if hidden else bars:
             yield Progress(bars, self.step, text, total)
@@ -193,6 +193,19 @@ class Console:
             sys.stdout.flush()
         except BrokenPipeError:
             _drop(sys.stdout)
+
+
+class _Note(TextColumn):
+    """Shorten the note if a line is too long, so that the percentage and the time stay."""
+
+    def __init__(self) -> None:
+        # rich shortens columns that may wrap first
+        super().__init__("[dim]{task.fields[note]}", table_column=Column(no_wrap=False))
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
 
 
 def _drop(stream: IO[str]) -> None:

@@ -272,7 +272,7 @@ struct test_op {
                             continue;
                         }
 
-                        // several sums: the compiler does not change the order of additions
+                        // Eight sums can be vectorized. The compiler must not change the order of the additions of a single sum.
                         double sums[8] = {};
                         for (int64_t d = 0; d < shape.DK; d += 8) {
                             for (int64_t i = 0; i < 8; ++i) {

@@ -100,6 +100,17 @@ def test_log_skips_unchanged_progress(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().err.splitlines() == ["working", "working 25%", "working 50%"]
 
 
+def test_long_note_leaves_percentage_and_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "80"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    with console.Console().progress("kv-check on 130 models", 4) as bar:
+        bar.update(2, "llama-dense/retype/inplace/fa-on, qwen35-dense/retype/copy-streams/fa-off")
+    shown = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", capsys.readouterr().err)
+    assert " 50% 0:00:00 llama-dense/" in shown
+
+
 def test_error_document_is_frozen(kvtool: Any, tmp_path: Path) -> None:
     ran = kvtool("status", "--json", "--project", tmp_path)
     assert ran.json == {
