@@ -198,7 +198,10 @@ class Ran:
 
 @pytest.fixture
 def kvtool(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Return a function that runs a kvtool command in this process: kvtool("apply", "--json") returns a Ran."""
+    """Return a function that runs a kvtool command in this process.
+
+    kvtool("apply", "--json") returns a Ran: the exit code and the output.
+    """
 
     def run(*args: str | Path) -> Ran:
         capsys.readouterr()

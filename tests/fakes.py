@@ -1,6 +1,6 @@
 """Imitate the programs that verify runs, with small Python scripts.
 
-The name of the model's file selects what they do.
+The name of the model's file selects what the scripts do.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy
 
 
 def adapter(model: Path, out: Path, prefix: str) -> Path:
-    """Write an adapter of rank 4, from a fixed seed, for each weight matrix whose name begins with `prefix`."""
+    """Write a LoRA adapter of rank 4, with random values, for each weight matrix whose name begins with `prefix`."""
     random = numpy.random.default_rng(1)
     writer = gguf.GGUFWriter(out, "llama")
     writer.add_type("adapter")

@@ -21,7 +21,7 @@ def props(server: LlamaServer) -> Any:
 
 
 class Watched:
-    """Hold a server with a budget of `mib` MiB. `taken` is the largest amount of memory that was seen."""
+    """Hold a server with a budget of `mib` MiB. `taken` is the largest number of bytes in use that look() has read."""
 
     def __init__(self, server: LlamaServer, mib: int) -> None:
         self.server, self.mib, self.taken = server, mib, 0

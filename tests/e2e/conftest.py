@@ -165,7 +165,10 @@ def no_vocab_model(real: Real) -> Path:
 
 @pytest.fixture(scope="session")
 def large_cell_model(real: Real, no_vocab_model: Path) -> Path:
-    """Return the model of `no_vocab_model` with a vocabulary. With it, most of a server's memory is the cache."""
+    """Return the model of `no_vocab_model`, with a vocabulary added.
+
+    The cells of this model are so large that they are most of a server's memory.
+    """
     return real.with_vocabulary(no_vocab_model)
 
 

@@ -70,7 +70,7 @@ def resident(server: LlamaServer) -> int:
 
 
 def anonymous(server: LlamaServer) -> int:
-    """Return the bytes of memory of the server's process that no file provides, in RAM and in swap (Linux)."""
+    """Return the bytes of the server's anonymous memory (memory that no file provides), in RAM and in swap (Linux)."""
     parts = [kib_of(f"/proc/{server.process.pid}/status", name) for name in ("RssAnon", "VmSwap")]
     return sum(part for part in parts if part is not None)
 
@@ -78,7 +78,7 @@ def anonymous(server: LlamaServer) -> int:
 def events(
     server: LlamaServer, path: str, body: dict[str, Any], leaves: Callable[[], bool] = lambda: False
 ) -> list[Any]:
-    """Return the JSON of each `data:` line of a streaming request, until it ends or the client disconnects."""
+    """Return the JSON of each `data:` line of a streaming request, until the stream ends or leaves() returns True."""
     # llama-server closes the connection at the end of a stream, and a pool of connections would notice that too late
     close = {"Connection": "close"}
     with server.http.stream("POST", path, json={**body, "stream": True}, headers=close) as answer:

@@ -70,7 +70,7 @@ def until_it_is(name: str, server: LlamaServer) -> None:
 
 
 class Lazy:
-    """Hold a server and the file of its draft model, which can be changed."""
+    """Hold a server and the file of its draft model. Tests change this file; `whole` is its original content."""
 
     def __init__(self, server: LlamaServer, file: Path) -> None:
         self.server, self.file, self.whole = server, file, file.read_bytes()

@@ -66,7 +66,7 @@ def test_copy_growth_is_equal(real: Real, args: tuple[str, ...]) -> None:
 def test_type_change_in_place(real: Real, toy: str, seqs: str) -> None:
     """Change the types of cells on a device.
 
-    The graph has copies of its inputs there, and kv-check must find the rotation in these copies, too.
+    In a graph for a device, some inputs are copies. The rotation of K and V must be recognized in these copies, too.
     """
     same(kv_check(real, toy, "retype-bits,retype-generate,retype-grow", *PAGES_OF_4K, "--seqs", seqs), "in place")
 

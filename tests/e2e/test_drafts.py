@@ -1,4 +1,4 @@
-"""Compare draft models with growing caches with draft models with static caches, bit for bit."""
+"""Compare the results of draft models whose caches are static with those whose caches grow, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Let every allocation of a growth fail once, alone and with all later ones.
+"""Let every allocation of a growth fail: once alone, and once together with all later ones.
 
-Nothing may be lost, and what fits must be served.
+No cell may be lost, and a batch must still be computed if it fits into the memory that is left.
 
 kv-check's check "no-memory" grows a cache several times, and "retype-fail" changes the types of its cells. In both,
 --fail N makes the N-th allocation fail, and --fail N+ also all later ones. N increases until there is no N-th

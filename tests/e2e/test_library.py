@@ -60,9 +60,9 @@ def test_adapters_without_a_batch(real: Real, tmp_path: Path, what: str) -> None
 
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
 def test_full_heap_while_freeing_cells(real: Real, tmp_path: Path, storage: str) -> None:
-    """Expect that either all caches free memory, or none does.
+    """Let allocations fail while cells are removed. Either all caches of the context must free memory, or none.
 
-    With growth by copy, their graphs need equal sizes.
+    With growth by copy, the graphs need caches of equal size.
     """
     model = real.toys / "minimax-m3-moe.gguf"
     code, failed = said(compiled(real, "heap.cpp", tmp_path), model, LLAMA_KV_DYNAMIC_STORAGE=storage)
@@ -94,7 +94,7 @@ def test_partly_pending_copies(real: Real, tmp_path: Path, toy: str) -> None:
 
 
 def test_device_state_after_quantization(real: Real, tmp_path: Path) -> None:
-    """Prevent a bug that happened before: a state on the device had only a part of the rows."""
+    """Prevent a bug that happened before: a state that was saved on a device had only a part of the quantized rows."""
     assert said(compiled(real, "quantized.cpp", tmp_path), real.toys / "llama-dense.gguf", "device")[0] == 0
 
 
@@ -109,7 +109,8 @@ def test_decoder_without_flash_attention(real: Real, tmp_path: Path) -> None:
 def test_full_heap_in_type_change(real: Real, tmp_path: Path) -> None:
     """Prevent a crash that happened before.
 
-    Graphs need matrices for the rotation. If there was no memory for one, the next batch ended the process.
+    After a change of types, graphs need matrices for the rotation. If there was no memory for such a matrix, the next
+    batch ended the process.
     """
     code, failed = said(compiled(real, "types_heap.cpp", tmp_path), real.toys / "gemma3-dense.gguf")
     assert code == 0
@@ -119,7 +120,7 @@ def test_full_heap_in_type_change(real: Real, tmp_path: Path) -> None:
 def test_full_heap_until_end_of_type_change(real: Real, tmp_path: Path) -> None:
     """Prevent a bug that happened before when a change of types was undone.
 
-    Cells reported types, but their data had other types.
+    The cache reported other types than the types of the data in its cells.
     """
     code, failed = said(compiled(real, "types_heap.cpp", tmp_path), real.toys / "gemma3-dense.gguf", "rest")
     assert code == 0

@@ -41,9 +41,9 @@ def answered(server: LlamaServer, request: Request) -> bool:
 
 @pytest.mark.parametrize("toy", ["minimax-m3-moe", "qwen4exp-moe", "deepseek32-moe"])
 def test_start_without_memory_falls_back(real: Real, toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start in place without memory.
+    """Let growth in place find no memory at the start of a context.
 
-    Both caches then start by copy, because their graphs need caches of the same size.
+    Both caches of the model then start with growth by copy, because their graphs need caches of the same size.
     """
     toy_file, args = real.toys / f"{toy}.gguf", ("--quick", "--checks", "generate")
     for fail in range(1, 13):

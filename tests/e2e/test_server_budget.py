@@ -50,9 +50,9 @@ def test_context_size_from_limits(
 
 @pytest.mark.parametrize("slots", ["1", "16"])
 def test_budget_excludes_recurrent_states_from_plan(real: Real, tmp_path: Path, slots: str) -> None:
-    """Use a budget of 1 MiB.
+    """Use a budget of 1 MiB, which has room for 768 cells of this model and the growth of the compute buffers.
 
-    It holds 768 cells of this model and the growth of the compute buffers, or the states of 7 slots.
+    The recurrent states of the slots must not count in the budget: the states of 7 slots alone would fill it.
     """
     args = (*PLAIN, "-np", slots, "--kv-unified", "--kv-budget", "1")
     with serving(real, real.text_model("qwen35-dense"), tmp_path / "log", *args) as server:
@@ -60,7 +60,7 @@ def test_budget_excludes_recurrent_states_from_plan(real: Real, tmp_path: Path, 
 
 
 def test_unsupported_ladder_type_is_skipped(real: Real, tmp_path: Path) -> None:
-    """Expect a warning at the start. --fit must plan without the type."""
+    """Expect a warning at the start if the model cannot have a type of the list. --fit must plan without this type."""
     args = (*PLAIN, "--kv-budget", "1", "--kv-auto-quant", "f16,q8_0")
     with serving(real, real.text_model("laguna-moe"), tmp_path / "log", *args) as server:
         until_logged(server, "cannot have q8_0 and q8_0: the block size of the type does not divide the size of a head")
@@ -198,7 +198,7 @@ def test_bad_limits_fail_before_loading(real: Real, args: tuple[str, ...], said:
 
 
 def test_recurrent_state_is_outside_budget(real: Real, tmp_path: Path) -> None:
-    """Use a budget of 1 MiB, which holds all of the 1024 cells, so no request waits."""
+    """Use a budget of 1 MiB. All 1024 cells fit, because the recurrent states do not count, so no request waits."""
     args = ("-np", "4", "--kv-unified", "-c", "1024", "--kv-budget", "1", "--cache-ram", "0", "--no-warmup")
     with serving(real, real.text_model("qwen35-dense"), tmp_path / "log", *args) as server:
         answers = at_once(server, [prompt(i, 200) for i in range(4)], 30)

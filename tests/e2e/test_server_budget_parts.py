@@ -42,7 +42,7 @@ def seeing(real: Real, large_cell_model: Path, tmp_path: Path, marker: None) -> 
 
 
 def test_idle_slots_yield_to_projector(seeing: Seeing) -> None:
-    """Expect that the slot that was not used for the longest time is cleared first, as for cells."""
+    """Load the projector while two slots are idle. The slot that was not used for the longer time is cleared first."""
     seeing.ask(1, 800)
     seeing.ask(0, 600)
     assert "purging" not in seeing.server.log
@@ -75,7 +75,7 @@ def test_idle_slots_return_after_projector(real: Real, large_cell_model: Path, t
 
 
 def test_running_slot_yields_precision_to_projector(seeing: Seeing) -> None:
-    """Expect that cells get a smaller type.
+    """Load the projector while a slot generates: the cells of this slot must change to a smaller type.
 
     After the projector is unloaded, a new conversation starts with the first type.
     """

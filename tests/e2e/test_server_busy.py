@@ -268,7 +268,7 @@ def test_waiting_request_keeps_slot_intact(real: Real, model: Path, tmp_path: Pa
 
 
 def test_request_after_slotless_task_runs(real: Real, model: Path, tmp_path: Path) -> None:
-    """Queue a request behind a task that needs no slot. No later request ends, which would wake the queue."""
+    """Queue a request after a task that needs no slot. No other request ends later, so only this task can start it."""
     args = ("-c", "4096", "-np", "1", "--metrics", "--slot-save-path", tmp_path)
     with busy(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
         running = pool.submit(completion, server, prompt(1, 50), 2000, id_slot=0)

@@ -1,4 +1,4 @@
-"""Continue conversations from files (--cache-disk). RAM cannot hold them, or an earlier server wrote them."""
+"""Test conversations that continue from files (--cache-disk): RAM is too small, or an earlier server wrote them."""
 
 from __future__ import annotations
 

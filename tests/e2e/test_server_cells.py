@@ -91,9 +91,9 @@ def test_empty_state_frees_all_cells(real: Real, model: Path, tmp_path: Path) ->
 
 
 def test_slot_file_with_excess_tokens(real: Real, model: Path, tmp_path: Path) -> None:
-    """Prevent a bug that happened before: all requests of a batch ended.
+    """Refuse a slot file that lists more tokens than it has cells.
 
-    One of them had a prompt that continued the tokens of a slot file.
+    Before, a prompt that continued these tokens ended all requests of its batch.
     """
     args = ("-c", "1024", "-np", "2", "--kv-unified", "--kv-dynamic", "--slot-save-path", tmp_path, *NO_CACHE)
     with serving(real, model, tmp_path / "log", *args) as server:
@@ -162,7 +162,7 @@ def test_start_above_budget_is_refused(real: Real, model: Path, tmp_path: Path) 
 def test_restored_sequence_uses_own_rows(real: Real, tmp_path: Path) -> None:
     """Expect that DeepSeek V4 restores only the rows of its sequence.
 
-    It must not restore the largest number of rows of all streams.
+    It must not restore as many rows as the longest stream has.
     """
     args = ("-c", "8192", "-np", "4", "--kv-dynamic", "--slot-save-path", tmp_path, *NO_CACHE)
     with serving(real, real.text_model("deepseek4-moe"), tmp_path / "log", *args) as server:

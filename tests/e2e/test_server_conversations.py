@@ -257,7 +257,7 @@ def test_cache_ram_limits_all_conversations(real: Real, smollm2: Path, tmp_path:
 
 
 def test_checkpoints_count_in_the_limit(real: Real, tmp_path: Path) -> None:
-    """Talk to a model with a window. Its checkpoints alone would exceed the limit."""
+    """Talk to a model with a sliding window. The checkpoints alone would exceed the limit of --cache-ram."""
     model = real.text_model("gemma2-dense")
     args = ("-c", "8192", "-np", "2", "--kv-dynamic", "--cache-ram", "1", "-ub", "16", "-cms", "16", "--no-warmup")
     with serving(real, model, tmp_path / "log", *args) as server:

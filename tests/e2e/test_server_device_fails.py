@@ -85,7 +85,7 @@ def test_sequences_continue_without_cells(real: Real, toy: str, args: tuple[str,
 
 @pytest.mark.parametrize("kind", [("--kv-dynamic",), ()], ids=["dynamic", "static"])
 def test_draft_recomputes_lost_prompt(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
-    """Expect that the target's text is unchanged, and that the draft model processes the prompt again."""
+    """Expect that the target's text does not change, and that the draft model processes its lost prompt again."""
     draft = ("-md", str(model), "--spec-type", "draft-simple", "--spec-draft-n-max", "4", *kind)
     with serving(real, model, tmp_path / "log", "-c", "4096", "-np", "2", "--no-warmup", *draft) as server:
         expected = [completion(server, f"{TEXT} the", 40, id_slot=slot)["content"] for slot in (0, 1)]
@@ -99,7 +99,7 @@ def test_draft_recomputes_lost_prompt(real: Real, model: Path, tmp_path: Path, k
 
 
 def test_draft_recomputes_saved_prompt(real: Real, model: Path, large_cell_model: Path, tmp_path: Path) -> None:
-    """Lose the cells of the draft model because of another slot.
+    """Let a long prompt in another slot start a change of types, which fails. The draft model then loses all cells.
 
     The prompt was saved without the cells of the draft model, so the draft model must process it again.
     """
@@ -136,7 +136,10 @@ def test_draft_recomputes_saved_prompt(real: Real, model: Path, large_cell_model
 
 
 def lose_cells(server: LlamaServer) -> None:
-    """Lose all cells, then change them to f16 again. A saved prompt can be restored without the device."""
+    """Let a change to q8_0 fail, so that all cells are lost. Then change the types to f16 again.
+
+    A saved prompt of f16 cells can then be restored without a conversion on the device.
+    """
     for name, status in (("q8_0", 500), ("f16", 200)):
         assert server.http.post("/requantize_kvcache", json={"ctk": name, "ctv": name}).status_code == status
 

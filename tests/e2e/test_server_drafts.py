@@ -104,7 +104,10 @@ def test_draft_lacks_tokens_of_cached_prompt(
 
 @pytest.mark.parametrize("kind", [(), ("--kv-dynamic",)], ids=["static", "dynamic"])
 def test_restored_slot_clears_draft(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
-    """Let the draft model have a prompt that was processed after the slot was saved."""
+    """Restore a slot file after the draft model has processed another prompt.
+
+    The draft's cells of the other prompt must be removed.
+    """
     args = ("-c", "4096", "-np", "1", "--cache-ram", "0", "--slot-save-path", str(tmp_path), *kind)
     drafting = ("--spec-type", "draft-simple", "-md", str(model), "--spec-draft-n-max", "4")
     long = prompt(1, WORDS)
@@ -123,9 +126,9 @@ def test_restored_slot_clears_draft(real: Real, model: Path, tmp_path: Path, kin
 def test_mtp_layer_without_memory(
     real: Real, which: str, words: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Use a prompt whose last 516 tokens are batches of their own, for checkpoints.
+    """Use a prompt whose last 516 tokens are computed in separate batches, because of checkpoints.
 
-    The first of these batches fails.
+    The MTP layer finds no memory for the first of these batches.
     """
     whole, _ = answers(real, tmp_path / "static", "draft-mtp", words=words)
     fail(monkeypatch, which)
@@ -179,7 +182,10 @@ def test_accepted_tokens_after_draft_lost_memory(
 
 
 def test_missing_lookup_cache(real: Real, model: Path, tmp_path: Path) -> None:
-    """Remove the file of a drafter. After one drafter is unloaded, all drafters are made again and read their files."""
+    """Delete the file of the n-gram drafter. When the draft model is unloaded, all drafters are made again.
+
+    The n-gram drafter then finds no file. The server must continue without the file.
+    """
     cache = tmp_path / "cache"
     cache.touch()
     draft = ("-md", model, "--spec-type", "draft-simple,ngram-cache", "--lookup-cache-static", cache)
@@ -194,9 +200,9 @@ def test_missing_lookup_cache(real: Real, model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("marker")
 def test_draft_after_image_with_gaps(real: Real, tmp_path: Path) -> None:
-    """Use M-RoPE.
+    """Use M-RoPE, with which an image has fewer positions than cells.
 
-    An image has fewer positions than cells, and the draft model must not report that as missing tokens.
+    The server must not conclude from this difference that the draft model lacks tokens.
     """
     model = real.text_model("qwen3vl-dense")
     mmproj = merging_projector(tmp_path / "projector.gguf", model)

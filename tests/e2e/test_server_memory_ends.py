@@ -185,7 +185,10 @@ def test_checkpoint_without_memory(real: Real, toy: str, tmp_path: Path, monkeyp
 @memory_is_plain
 @pytest.mark.parametrize("more", [0, 65536])
 def test_slot_without_memory_for_draft(real: Real, tmp_path: Path, more: int) -> None:
-    """Let there be no memory for the outputs, for the candidates, and for a recurrent state to return to."""
+    """Limit the memory of a server that drafts.
+
+    It finds no memory for the outputs, for the candidates, or for a copy of the recurrent state to return to.
+    """
     args = ("-c", "2048", "-np", "1", "--kv-dynamic", "--no-warmup", "--cache-ram", "0", "--ctx-checkpoints", "0")
     draft = ("-md", real.text_model("llama-dense"), "--spec-type", "draft-simple", "--spec-draft-n-max", "4")
     text = prompt(1, 150)

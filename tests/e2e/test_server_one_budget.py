@@ -86,7 +86,10 @@ def test_texts_stay_equal_at_the_limit(real: Real, tmp_path: Path, toy: str, kin
 
 @memory_is_plain
 def test_reported_bytes_match_memory_of_process(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
-    """Compare after each request with the memory that the process has above its model and its compute buffers."""
+    """Compare the reported bytes with the memory of the process, after each request.
+
+    The memory of the model and of the compute buffers is subtracted.
+    """
     args = (*BUDGET, "-c", "4096", "-np", "2", "--kv-budget", "96")
 
     def both(server: LlamaServer) -> tuple[int, int]:
@@ -106,7 +109,10 @@ def test_reported_bytes_match_memory_of_process(real: Real, large_cell_model: Pa
 
 
 def test_large_conversation_is_restored_within_budget(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
-    """Restore an entry that needs more than half of the budget, so that it cannot stay beside its cells."""
+    """Restore an entry that needs more than half of the budget.
+
+    The entry and the cells that are restored from it do not fit into the budget together.
+    """
     args = (*BUDGET, "-c", "4096", "-np", "1", "--kv-budget", "96")
     with serving(real, large_cell_model, tmp_path / "log", *args) as server:
         large = prompt(1, 800)

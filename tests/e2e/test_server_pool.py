@@ -75,7 +75,7 @@ def test_copy_pool_keeps_spare_block(
     words: int,
     n_predict: int,
 ) -> None:
-    """Use a pool that cannot allocate all cells that the budget allows.
+    """Use growth by copy, which needs a spare block. So the pool cannot allocate all cells that the budget allows.
 
     Idle slots free cells for paused requests. If there is no room for a paused request, it is not tried again with each
     batch.
@@ -108,7 +108,7 @@ def test_request_ends_without_pause_memory(real: Real, model: Path, tmp_path: Pa
 
 
 def test_paused_and_saved_share_cache_ram(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
-    """Let --cache-ram be too small for both a removed prompt and a paused request. A cell has 64 KiB."""
+    """Let --cache-ram be too small for both the prompt of an idle slot and a paused request. A cell has 64 KiB."""
     args = ("-np", "3", "-c", "1024", "--kv-unified", "--no-warmup", "--no-cache-idle-slots", "--cache-ram", "44")
     texts = [prompt(1, 100), prompt(2, 250), prompt(3, 450)]
     with serving(real, large_cell_model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
@@ -193,9 +193,9 @@ def test_prompt_beyond_budget_is_refused(real: Real, large_cell_model: Path, tmp
 
 
 def test_restored_prompt_receives_room(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
-    """Restore a prompt while other slots use its cells.
+    """Restore a saved prompt while other prompts use all cells.
 
-    The idle slot is cleared for it, and the state of that slot is too large for --cache-ram.
+    The idle slot must be cleared to make room. Its prompt is too large to be saved in --cache-ram.
     """
     args = (*POOL, "-np", "2", "-c", "2048", "--cache-ram", "150")  # 64 KiB for each cell
     long, first, second = ("Once upon a time " + prompt(i, n) for i, n in ((3, 1300), (1, 800), (2, 800)))
@@ -220,7 +220,10 @@ def test_waiting_children_release_cells(real: Real, model: Path, tmp_path: Path)
 def test_idle_slots_yield_to_restored_slot(
     real: Real, large_cell_model: Path, tmp_path: Path, limit: tuple[str, ...]
 ) -> None:
-    """Use a budget of 1024 cells of 64 KiB. With smaller types there would be more cells, but with less precision."""
+    """Restore a slot file while an idle slot uses most of the 1024 cells.
+
+    The idle slot must be cleared. The cells must not change to smaller types, which would make room but lose precision.
+    """
     files = ("-np", "2", "--kv-unified", "--no-warmup", "--slot-save-path", tmp_path, "--cache-ram", "0")
     with serving(real, large_cell_model, tmp_path / "log", *files, *limit) as server:
         completion(server, prompt(1, 400), 0, id_slot=0)

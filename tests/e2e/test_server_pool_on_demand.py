@@ -111,7 +111,10 @@ def test_waiting_image_releases_projector(server: LlamaServer) -> None:
 
 
 def test_image_reclaims_cells_of_unstarted_slot(server: LlamaServer) -> None:
-    """Let no slot run. The other slot does not count as idle, because its request arrived last."""
+    """Let an image wait for memory while no request runs.
+
+    The other slot has old cells and a new request that has not started. It is not idle, but must free its old cells.
+    """
     with ThreadPoolExecutor(2) as pool:
         both = pool.submit(at_once, server, [prompt(0, 700), looking(1, before=prompt(1, 200))], 240)
 

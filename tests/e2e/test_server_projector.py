@@ -179,7 +179,7 @@ def test_request_after_images_is_not_user(server: LlamaServer) -> None:
 
 
 def test_children_of_prompt_are_not_users(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
-    """Use n_cmpl: the additional completions wait for a prompt, but have no images to process."""
+    """Use n_cmpl. The additional completions wait for the prompt, but must not count as users of the projector."""
     args = ("-c", "8192", "-np", "3", "--kv-unified", "-b", "16", "--cache-ram", "0", "--mmproj", mmproj)
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         body = {"prompt": looking(1, after=prompt(1, 7000)), "n_predict": 8, "n_cmpl": 3, "ignore_eos": True}
@@ -257,9 +257,9 @@ class Lazy:
         self.server, self.file, self.whole = server, file, whole
 
     def fails(self, content: bytes | None = None) -> str:
-        """Load a file, which must fail, and return the error message.
+        """Try to load the projector, which must fail, and return the error message. The server must continue.
 
-        The server continues, and loads the right file afterwards.
+        content: written to the file of the projector before the attempt; None leaves the file unchanged
         """
         if content is not None:
             self.file.write_bytes(content)

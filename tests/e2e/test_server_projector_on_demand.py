@@ -1,6 +1,6 @@
 """Test --mmproj-lazy-auto: the first request with an image loads the projector.
 
-It is unloaded when nothing uses it.
+The projector is unloaded when no request uses it.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def going_on(server: LlamaServer) -> str:
 
 @pytest.fixture(scope="module")
 def expected(real: Real, model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the text after a change of the live cache, and the text with a static cache, for each type."""
+    """Return the text that a static cache generates after its cells were changed to a type, for each type."""
     out = {}
     for name in ("f16", "q8_0", "q4_0"):
         with serving(real, model, tmp_path_factory.mktemp(name) / "log", *ONE) as server:
@@ -158,7 +158,10 @@ def test_cached_prompt_from_before_change(
 
 @pytest.mark.parametrize("toy", ["gemma3-dense", "gemma2-dense", "qwen35-dense"])
 def test_checkpoint_from_before_change(real: Real, toy: str, tmp_path: Path) -> None:
-    """Use checkpoints of a window or a recurrent state. They are restored if a prompt differs before the first cell."""
+    """Use checkpoints of a window or a recurrent state, which were saved before the types changed.
+
+    A checkpoint is restored if a new prompt differs at a position before the first cell.
+    """
     small = ("-ub", "32", "-lv", "5")  # a cache with a window has room for one more ubatch
     with serving(real, real.text_model(toy), tmp_path / "log", *ONE, *small, "--kv-dynamic") as server:
         first = completion(server, TEXT, 200)["content"]  # longer than the window
@@ -197,9 +200,9 @@ def test_draft_with_own_cells(real: Real, model: Path, tmp_path: Path, name: str
 
 
 def test_draft_reload_between_changes(real: Real, model: Path, tmp_path: Path) -> None:
-    """Load the draft model again.
+    """Load the draft model again, so that its cells have the types of the command line.
 
-    It then has the types from the start, but the prompt cache has states of the old draft model in other types.
+    The prompt cache then has states of the old draft model in other types.
     """
     with serving(real, model, tmp_path / "log", *ONE, "-md", model, *SELF_DRAFT, "--kv-dynamic") as server:
         completion(server, TEXT, 20)

@@ -145,7 +145,7 @@ def test_slot_without_sharing_computes_prompt(real: Real, model: Path, tmp_path:
 
 @pytest.mark.parametrize("shifting", ["the donor", "the other"])
 def test_shared_cells_do_not_shift(real: Real, model: Path, shifting: str, tmp_path: Path) -> None:
-    """Shift the context of a slot.
+    """Shift the context of a slot that shares cells.
 
     The slot first gets cells of its own, and both texts are the same as without sharing.
     """
@@ -231,9 +231,9 @@ def test_checkpoints_after_prefix_are_kept(real: Real, tmp_path: Path) -> None:
 
 
 def test_draft_without_cells_for_shared_prefix(real: Real, model: Path, tmp_path: Path) -> None:
-    """Load the draft model while three slots generate.
+    """Load the draft model while three slots share cells of the target and generate.
 
-    Its cells are full before the target's, and the slots continue without it.
+    The draft model has no shared cells, so its cache is full before the target's. The slots continue without a draft.
     """
     draft = ("-md", model, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--draft-lazy")
     args = ("-c", "4096", "-np", "3", "--kv-unified", "--kv-dynamic", "--no-warmup", *KEEP, *draft, FLAG)
@@ -248,9 +248,9 @@ def test_draft_without_cells_for_shared_prefix(real: Real, model: Path, tmp_path
 
 
 def test_draft_catches_up_in_part(real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a prompt of several batches, of which the last one finds no cells.
+    """Let the draft model catch up with a prompt of several batches.
 
-    The draft model skips the tokens after it.
+    It finds no cells for the last batch, and skips the tokens after this batch.
     """
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
     draft = ("-md", model, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--draft-lazy")

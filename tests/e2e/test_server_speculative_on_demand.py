@@ -1,6 +1,6 @@
 """Test --draft-lazy-auto: the first request that can use the draft model loads it.
 
-It is unloaded when nothing uses it.
+The draft model is unloaded when no request uses it.
 """
 
 from __future__ import annotations

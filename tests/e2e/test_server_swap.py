@@ -1,4 +1,4 @@
-"""Test an exchange of projector and draft model whose client disconnects.
+"""Test a request that exchanges the projector and the draft model, and whose client disconnects.
 
 Also test a server that wakes up and no longer finds the files of both.
 """

@@ -33,7 +33,7 @@ def shorter(check: checks.Check) -> checks.Check:
 
 @pytest.fixture(scope="module")
 def kv_checks(real: Real, quick: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the findings of kv-check for all test models. Results of --quick are used again."""
+    """Return the findings of kv-check for all test models. Findings of `kvtool verify --quick` are used again."""
     known = [found for found in quick[1]["findings"] if found["kind"] == "kv-check"]
     ids = {found["id"] for found in known}
     toys = sorted(real.toys.glob("*.gguf"))
@@ -100,7 +100,10 @@ def test_enough_toys_grew(kv_checks: list[dict[str, Any]]) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("toy", ["llama-dense", "qwen35-dense", "gemma3-dense"])
 def test_long_run_of_common_classes(real: Real, toy: str) -> None:
-    """Run the checks of `make verify`. They divide batches in more ways, and use more than twice as many cells."""
+    """Run the checks of `make verify`, which are longer than those of --quick.
+
+    They divide batches in more ways, and use more than twice as many cells.
+    """
     code, found = kvtool("verify", "--models", toy, "--bin", str(real.bin))
     assert (code, [f"{f['id']}: {f['reason']}" for f in found["findings"] if f["outcome"] == "failed"]) == (0, [])
     assert any(f["id"].endswith("/fa-on") and f["grown"] for f in found["findings"])

@@ -196,7 +196,10 @@ def test_commit_with_patch_and_file(applied: Tiny, kvtool, tmp_path) -> None:
 
 
 def test_new_patch_avoids_existing_files(applied: Tiny, kvtool) -> None:
-    """Use a patch file that series.toml does not list, and one that it lists with another id."""
+    """Let the files that two new patches would get exist already.
+
+    series.toml does not list one of these files, and lists the other one with another id.
+    """
     (applied.root / "patches/Four.patch").write_text("notes of mine\n")
     (applied.root / "patches/use.patch").rename(applied.root / "patches/five.patch")
     with (applied.root / "patches/series.toml").open("a") as series:
@@ -266,7 +269,10 @@ def test_skipped_patch_is_kept(project: Tiny, kvtool, tmp_path) -> None:
 
 @pytest.mark.parametrize("what", ["mode", "binary"])
 def test_change_without_lines_on_other_upstream(project: Tiny, kvtool, what: str) -> None:
-    """Expect that export compares a patch by its changes if the tree is on another tag than the locked one."""
+    """Change only the mode, or a binary file, in a tree on another tag than the locked one.
+
+    Such a change has no lines, but kvtool export must notice it.
+    """
     assert kvtool("apply").code == 0
     (project.tree / "docs/empty").write_bytes(b"\0one")
     git(project.tree, "commit", "-qam", "picture")

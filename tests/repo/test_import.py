@@ -303,7 +303,7 @@ def test_failed_import_leaves_nothing(empty: Tiny, kvtool: Any, fork: Path, monk
 
 
 def test_killed_import_can_be_repeated(empty: Tiny, kvtool: Any, fork: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kill the import at each file. The earlier files stay, and nothing is undone."""
+    """Kill the import after each file that it writes. The earlier files stay, and nothing is undone."""
     commit(fork, "a: own", ("src/a.cpp", "x + 2;", "x + 22;"), src__new_h="int n;\n")
     commit(fork, "a: more", ("src/a.cpp", "x + 3;", "x + 33;"))
     written: list[str] = []

@@ -25,7 +25,7 @@ pytestmark = needs_posix
 class Scenario:
     """Describe a command that is killed.
 
-    begin: restores the start
+    begin: restores the project as it was before the command
     check: asserts the result after the command was run again
     """
 

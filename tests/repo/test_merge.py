@@ -101,7 +101,10 @@ def test_hunk_in_upstream_in_other_form(pick: Pick, line: str) -> None:
 
 @pytest.mark.parametrize("old", ["    return n;\n", "    int two = 2;\n    return n;\n"])
 def test_hunk_elsewhere_in_upstream_conflicts(pick: Pick, old: str) -> None:
-    """Expect a conflict, because otherwise the file would have the lines twice."""
+    """Let upstream have the lines of the patch at another place of the same function.
+
+    Expect a conflict, because otherwise the file would have the lines twice.
+    """
     patched = BASE.replace("int one = 1;\n", "int one = 1;\n    int fresh = 3;\n    call(fresh);\n")
     for more in (
         "    int fresh = 3;\n    call(fresh);\n",
@@ -317,7 +320,7 @@ def test_attribute_before_function(pick: Pick) -> None:
 @pytest.mark.parametrize("indent", ["", "    "])
 @pytest.mark.parametrize("head", ["if (n)", "for (int i = 0; i < n; ++i)"])
 def test_statement_made_conditional(pick: Pick, head: str, indent: str) -> None:
-    """Insert a line after the statement.
+    """Let upstream make a statement conditional, and let the patch insert a line after this statement.
 
     Without braces the line would not be conditional, although its indentation suggests that.
     """

@@ -70,7 +70,7 @@ def test_second_conflict_stops_again(applied: Tiny, kvtool: Any) -> None:
 
 @pytest.mark.parametrize("path", ["build-x/file", "build-x"])
 def test_ignored_file_at_next_conflict(applied: Tiny, kvtool: Any, path: str) -> None:
-    """Expect that the file is kept, although git cherry-pick overwrites ignored files without an error."""
+    """Expect that an ignored file of the user is kept, although git cherry-pick overwrites it without an error."""
     work = applied.root.parent / "patch-work"
     write_files(work, {"build-x/file": "the patch's"})
     git(work, "add", "-f", "build-x/file")

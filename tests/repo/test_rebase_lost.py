@@ -111,7 +111,7 @@ def test_lost_hunk_is_restored_by_hand(shrunk: Tiny, kvtool: Any) -> None:
 def test_binary_conflict_with_text_upstream(applied: Tiny, kvtool: Any, side: str) -> None:
     """Prevent a bug that happened before: --continue accepted upstream's bytes, and the patch was lost.
 
-    The reason was that only upstream's bytes were searched for zeros.
+    The reason was that only upstream's bytes were searched for zeros, which mark a binary file.
     """
     base, mine = {"base": (b"\0one", b"two"), "patch": (b"one", b"\0two"), "attributes": (b"one\n", b"two\n")}[side]
     file = applied.upstream / "docs/picture"

@@ -1,6 +1,6 @@
 """Test the report of a conflict: a summary, a short diff with its cause, and the next commands.
 
-Also test what is accepted.
+Also test which upstreams and resolutions kvtool rebase accepts, and patches that fit into two similar functions.
 """
 
 from __future__ import annotations
@@ -172,7 +172,10 @@ def test_resolution_with_lint_error_stops(stopped: Tiny, kvtool: Any) -> None:
 
 
 def test_equal_twin_is_not_merged(project: Tiny, kvtool: Any) -> None:
-    """Use a function whose own lines fit the reverse of the patch."""
+    """Use a patch whose reverse also fits lines that a function already has.
+
+    These lines must not be mistaken for the patch in upstream.
+    """
     project.add_patch("count", ("src/a.cpp", "int function_7(int x) {\n", "int function_7(int x) {\n    count();\n"))
     text = (project.root / "patches/count.patch").read_text()
     assert kvtool("apply").code == 0

@@ -22,7 +22,7 @@ def diff(tmp_path: Path, old: str, new: str, context: int) -> bytes:
 def judge(
     tmp_path: Path, patched: str, target: str, result: str, base: str = "", path: str = "f.cpp"
 ) -> list[HunkPlacement]:
-    """Check the places of the patch from `base` to `patched`, which turned `target` into `result`."""
+    """Return the verdict on each hunk of the patch from `base` to `patched`, which turned `target` into `result`."""
     base = base or "".join(BASE)
     pieces = pieces_of(parse_diff(diff(tmp_path, base, patched, 1))[0])
     before, after, moved, applied = (SourceFile(text.encode(), path) for text in (base, patched, target, result))

@@ -1,4 +1,4 @@
-"""Test how kvtool verify judges the output of kv-check, and the checks of all results together."""
+"""Test how kvtool verify judges the output of kv-check, and how it checks that enough models grew."""
 
 from __future__ import annotations
 

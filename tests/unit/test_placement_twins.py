@@ -24,7 +24,7 @@ def put(text: str, line: str, after: str) -> str:
 class Case:
     """Describe a hunk that adds `line` after `after` in `base`, and that git applies to `target`.
 
-    says: a part of the expected `wrong` or `note`
+    says: a part of the expected HunkPlacement.wrong or HunkPlacement.note
     """
 
     name: str

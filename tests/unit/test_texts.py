@@ -144,7 +144,7 @@ def test_misread_slot_file_differs(bin_dir: Path) -> None:
 
 
 class Parts:
-    """Imitate a llama-server with a projector and a draft model. With --draft-lazy, it has those that were loaded."""
+    """Imitate a llama-server with a projector and a draft model. With --draft-lazy, they must be loaded first."""
 
     def __init__(self, args: list[str], grows: bool) -> None:
         self.has = set() if parts.LAZY[1] in args else {"speculative", "mmproj"}

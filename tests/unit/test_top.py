@@ -248,7 +248,10 @@ def test_loopback_ignores_proxy(fake: Fake, kvtool: Any, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def watch(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run `kvtool top` with a step in place of each pause, and then Ctrl-C. Return the pictures and the exit code."""
+    """Return a function that runs `kvtool top`, with a step in place of each pause, and then Ctrl-C.
+
+    The function returns the screens that `kvtool top` has drawn, and the exit code.
+    """
 
     def run(*steps: Callable[[], object]) -> tuple[list[str], int]:
         pictures: list[str] = []

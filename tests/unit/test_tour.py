@@ -67,9 +67,9 @@ def sources() -> tuple[tuple[str, str], ...]:
 
 
 def is_known(name: str) -> bool:
-    """Return True if a file of this repository, or a patch, has the function.
+    """Return True if a file of kvtool/ or cpp/, or a patch, contains `name` followed by a parenthesis.
 
-    If a class is named, it must define the function.
+    If `name` includes a class, the file or patch must define the function in this class.
     """
     owner, function = re.fullmatch(r"(?:(\w+)(?:::|\.))?(\w+)", name).groups()  # type: ignore[union-attr]
     return any(defines(text, file, name) if owner else re.search(rf"\b{function}\(", text) for file, text in sources())

@@ -1,6 +1,6 @@
 """List the known mistakes in llama.cpp's growing KV cache, called traps.
 
-Each has the line that prevents the mistake, and a run.
+Each trap has the line of code that prevents the mistake, and a run of a program that fails without this line.
 
 The name of a trap describes the mistake that would happen without the line. `broken` removes the line. `run` must pass
 with the line, and must fail without it as described. impossible.py lists mistakes that this design excludes.

@@ -10,9 +10,9 @@ from tests.e2e.traps.base import CACHE, DYNAMIC, DYNAMIC_CACHE, PLANNED_ROWS, Tr
 
 
 def small_cells(where: str) -> Edit:
-    """Return an edit that starts the cells of a cache at 256 if `where` is true.
+    """Return an edit after which a cache starts with only 256 cells if the C++ condition `where` is true.
 
-    They are resized when the cache is registered, before it is used.
+    The cells are resized when the cache is registered, before it is used.
     """
     old = "dyn->add_cache(this);"
     resize = f"for (auto & cells : kv.v_cells) {{ cells.resize({where} ? 256 : n_max); }}"
