@@ -8,7 +8,7 @@
 
 class server_slots;
 
-// The batch of the server, with the functions that the parts of the server need. Each token of the batch belongs to a slot.
+// A view of the batch of the server, for the classes in server-parts.h. Each token of the batch belongs to a slot.
 class server_batch_view {
 public:
     // batch: upstream's server_batch. slots: upstream's slots. Both must outlive this object
@@ -39,7 +39,8 @@ public:
     // return the number of tokens from index off to the next dropped token, at most n_max
     int32_t n_until_dropped(int32_t off, int32_t n_max) const;
 
-    // prepare the batch for one of its slots again, because the slot that it was prepared for may have ended
+    // choose another slot of the batch if the slot that the batch was prepared for has ended
+    // If the batch has no tokens, clear it.
     void keep_slot_batched(server_slots & slots);
 
 private:

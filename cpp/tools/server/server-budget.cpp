@@ -44,8 +44,8 @@ bool server_budget::init() {
         return false;
     }
 
-    // the caches do not fit. This happens when the server wakes up and there is less room than at its start. Then do not load the
-    // draft or the projector
+    // do not load the draft, and then the projector, if the caches do not fit into the budget otherwise. This happens when the
+    // server wakes up and there is less room than at its start
     while (!fits(false, true) && (draft.stay_unloaded() || projector.stay_unloaded())) {
     }
     if (is_exceeded()) {

@@ -14,15 +14,16 @@
 
 // Counts the bytes of the projector and the draft model in --kv-budget while they are loaded.
 //
-// Before one of them is loaded, server_memory_policy makes room for it. A draft that is loaded on demand only gets memory that is
-// free.
+// Before the projector or the draft is loaded, server_memory_policy makes room in the budget. For a draft that is loaded on
+// demand, nothing is freed: it must fit into the free part.
 class server_budget {
 public:
     server_budget(
         const common_params & params, const server_contexts & ctxs, server_memory_policy & policy,
         server_draft & draft, server_projector & projector, server_memory_stats & stats);
 
-    // count the weights that load_model() has loaded, at its end. return false if they leave no room for the caches
+    // count the weights that load_model() has loaded. load_model() calls this at its end. return false if the weights leave no
+    // room for the caches
     bool init();
 
 private:

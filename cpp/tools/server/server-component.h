@@ -66,7 +66,8 @@ struct server_component {
 };
 
 // return the response to a load or an unload
-// what: "taken" or "freed". The response contains the memory more - less under this name. Both are empty if nothing had to be done
+// what: "taken" or "freed". Under this name, the response contains the difference of the memory, more - less
+// If nothing had to be loaded or freed, `more` and `less` are empty.
 json server_component_done(const char * state, const char * what, const server_bytes & more, const server_bytes & less);
 
 // answer POST {"action": "load" | "unload", "unload": NAME, "timeout_ms": N}

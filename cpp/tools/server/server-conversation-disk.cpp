@@ -13,7 +13,7 @@
 
 namespace fs = std::filesystem;
 
-// version of the format of the head and of the states. The version is a part of the key of a file
+// version of the format of the head and of the states. key() includes the version, so a server ignores files of other versions
 static constexpr uint32_t VERSION = 1;
 
 // minimum number of tokens of a conversation that is saved
@@ -224,7 +224,7 @@ public:
         pos += size;
     }
 
-    // read a number of items, and check that the rest of the head is long enough for them
+    // read how many items follow, and check that the rest of the head is long enough for them
     // size_item: minimum number of bytes of each item
     uint32_t count(size_t size_item) {
         const auto res = get<uint32_t>();
@@ -284,7 +284,7 @@ std::unique_ptr<server_conversation_disk::entry> server_conversation_disk::parse
     res->type_v   = (ggml_type) in.get<int32_t>();
     res->hash_dft = in.get<uint64_t>();
 
-    // without the projector, the tokens of images cannot be read
+    // the tokens of images can be used only with the projector that they were computed with
     const auto hash_media = in.get<uint64_t>();
     if (hash_media != 0 && hash_media != hash_mmproj) {
         return nullptr;

@@ -18,7 +18,7 @@
 // The key of a file is a hash of the model, and of the parameters that change the values or the layout of the cells.
 // The head of a file contains the tokens, the LoRA adapters, the types of the cells, and hashes of the draft model and the
 // projector.
-// The state in a file describes the rotation of its cells.
+// The state in a file says which rotation (Hadamard transform) was applied to its cells.
 //
 // If the cells of the server now have other types or another rotation, a restore converts the cells of the state.
 // A state with smaller types than the cells has lost precision, and computing the prompt again is more exact.
@@ -39,7 +39,7 @@ public:
 
     void forget(const found & found) override;
 
-    // These numbers include the files of other models and other servers.
+    // n_bytes() and n_entries() include the files of other models and other servers.
     size_t n_bytes_limit() const override { return params.cache_disk_limit_mib > 0 ? params.cache_disk_limit_mib*1024ull*1024ull : 0; }
     size_t n_bytes()       const override { return files ? files->n_bytes() : 0; }
     size_t n_entries()     const override { return files ? files->n_files() : 0; }
@@ -73,8 +73,8 @@ private:
     // Also store the current types of the cells in type_k and type_v.
     void update();
 
-    // return true if reusing the conversation costs no unexpected precision
-    // K and V each need their current type, a larger type, or a type in the list of --kv-auto-quant.
+    // return true if the saved K and V are precise enough to be used
+    // This is so if K and V each have the current type of the cells, a larger type, or a type in the list of --kv-auto-quant.
     bool is_exact(const entry & entry) const;
 
     const common_params   & params;

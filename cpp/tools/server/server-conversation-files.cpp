@@ -328,8 +328,8 @@ std::string server_conversation_files::write(bytes head, const std::vector<bytes
 
     remove_unfinished();
 
-    // With age_us = 0, all files may be removed, whatever their time is. If times were compared in this case, too, files would stay
-    // forever if a machine whose clock is ahead has written them.
+    // With age_us = 0, all files may be removed, whatever their time is. Their times are not compared with the current time,
+    // because a file from a machine whose clock is ahead would then never be removed.
     const int64_t t_keep = age_us > 0 ? (int64_t) time_of_age(age_us).time_since_epoch().count() : INT64_MAX;
     if (!make_room(res.n_bytes, t_keep)) {
         return "";

@@ -23,7 +23,8 @@
 //
 // If the files exceed the limit, the oldest files are removed. Reading a file makes it the newest file.
 //
-// Rejected: one file for all conversations, or a file with an index. A server that is killed could damage what others use.
+// Rejected: one file for all conversations, or a file with an index. A server that is killed while it writes could damage the
+// file for all servers.
 // Rejected: fsync(). All slots would wait for the disk. After a power failure, the hashes find the damaged files.
 class server_conversation_files {
 public:
@@ -55,8 +56,8 @@ public:
     server_conversation_files & operator=(const server_conversation_files &) = delete;
 
     // write a file. If the limit requires it, first remove the oldest files
-    // age_us: time since the conversation was last used, in microseconds. If it is larger than 0, no file with a later use is
-    // removed
+    // age_us: time since the conversation was last used, in microseconds. If it is larger than 0, files that were used later
+    // than this conversation are not removed
     // return the id of the file. The id is "" if no file was written, because of the limit or a full disk
     std::string write(bytes head, const std::vector<bytes> & parts, int64_t age_us = 0);
 

@@ -47,13 +47,13 @@ struct server_conversation_query {
     // n_max:   number of tokens of `has` whose state exists
     int32_t n_usable(const server_prompt & has, llama_pos pos_min, int32_t n_max = INT32_MAX) const;
 
-    // return the same number for a conversation outside of the cells
+    // return the same number for a conversation that is not in the KV cells
     // The number is 0 if the conversation was computed with other adapters than the prompt.
     int32_t n_usable(const server_conversation & has) const;
 };
 
 // return true if the state of `prompt` can be dropped, because the state of `has` contains it
-// This needs all tokens of `prompt`, computed with the same adapters.
+// For this, `has` must contain all tokens of `prompt`, computed with the same adapters.
 // pos_min: first position in the state of `has`
 bool server_has_all(const server_contexts & ctxs, const server_prompt & has, llama_pos pos_min, const server_prompt & prompt);
 

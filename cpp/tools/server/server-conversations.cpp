@@ -344,8 +344,9 @@ server_conversation * server_conversations::save_entry(server_slot_view & slot, 
         return nullptr;
     }
 
-    // Find entries that the new entry will contain. They stay until the new entry exists, because the copy can fail. Their bytes
-    // are not counted during the copy, so the old entries and the copy together may exceed the limit for that time.
+    // Find entries whose tokens the new entry will contain. These old entries stay until the new entry exists, because the
+    // copy can fail. During the copy, their bytes are not counted, so the old entries and the copy together may exceed the
+    // limit.
     const llama_pos pos_min = pos_min_of_copy(ctxs, slot.id);
 
     entries_t covered;
@@ -365,8 +366,9 @@ server_conversation * server_conversations::save_entry(server_slot_view & slot, 
         return nullptr;
     }
 
-    // With a window (SWA), an earlier state of the conversation is useful only for a prompt that branches off. Drop such entries
-    // first, and drop their checkpoints that the new entry also has.
+    // With a window (SWA), an earlier state of the conversation is useful only for a prompt that branches off. Let
+    // drop_oldest() choose such entries first (t_last_used = 0), and drop those of their checkpoints that the new entry also
+    // has.
     for (auto & entry : entries) {
         if (&entry != in_use && is_start_of(entry.prompt, conv->prompt)) {
             entry.t_last_used = 0;

@@ -22,7 +22,7 @@
 //
 // --cache-ram limits the sum of the bytes of the entries, the checkpoints of entries and slots, and the paused requests. Only one
 // state may exceed this limit while it is being copied. With `--cache-ram budget`, the limit is the part of --kv-budget that the
-// cells do not use. If the cells then need more of it, conversations are dropped. To make room, the class frees in this order:
+// cells do not use. If the cells later need that part, conversations are dropped. To make room, the class frees in this order:
 //
 //  1. entries whose state is also in the cells of a slot
 //  2. checkpoints, except the newest one of each conversation and the one before its last user message
@@ -80,7 +80,7 @@ public:
     // lora: LoRA adapters of the task
     void load(int id_slot, const server_task & task, const std::vector<common_adapter_lora_info> & lora);
 
-    // copy the conversation of a slot that is about to lose its cells
+    // save a copy of the conversation of a slot that is about to lose its cells
     // may_drop: other entries may be dropped to stay within the limit
     // return true if the conversation now has an entry, or is in the store
     bool save(server_slot_view & slot, bool may_drop = true);
@@ -100,7 +100,8 @@ public:
     // return false if conversations cannot be saved, because of --cache-ram 0 or a shortage of RAM
     bool can_save() const { return is_enabled && !is_ram_short; }
 
-    // make room for n_bytes of a request that is paused, and whose slot then frees its cells. return false if they do not fit
+    // make room for the state of a request that is about to be paused. return false if the state does not fit
+    // n_bytes: size of the state
     // Call this function only if can_save() is true.
     bool reserve(const server_slot_view & slot, size_t n_bytes);
 
@@ -109,17 +110,18 @@ public:
     // return false if the limit is too small for the new checkpoint
     bool reserve_checkpoint(int id_slot);
 
-    // drop entries and checkpoints until the limit is kept
+    // drop entries and checkpoints until their bytes do not exceed the limit
     // Call this function after checkpoints were copied between slots or read from a file. With `--cache-ram budget`,
     // call it after slots have freed the cells that they saved.
     void trim();
 
-    // return the part of n_bytes() that belongs to the slots, not to the entries
+    // return the bytes that belong to the slots: their checkpoints and paused requests. The entries do not count
     size_t n_bytes_of_slots() const;
 
     // find out whether a batch failed because RAM is short. If so, drop the oldest entry
     // n: number of cells that the batch needs
-    // With `--cache-ram budget`, the growth has reclaimed the entries before. Then checkpoints of running slots are dropped.
+    // With `--cache-ram budget`, the failed growth of the cells has already dropped the entries. So this function drops
+    // checkpoints of running slots.
     // return false if nothing was dropped
     bool drop_if_short(int32_t n);
 
@@ -171,7 +173,7 @@ private:
     // The result is null if the conversation has no entry.
     server_conversation * save_entry(server_slot_view & slot, bool may_drop, bool is_losing);
 
-    // return true if the cells of the slot contain a conversation that is not lost
+    // return true if the slot has a conversation, and its cells were not lost (server_memory_is_lost())
     bool has_conversation(const server_slot_view & slot) const;
 
     // return the number of bytes that copy() would need. 0 means: the slot cannot be copied
@@ -205,7 +207,8 @@ private:
     // return the bytes of a slot's cells that count in the same limit as the conversations
     size_t n_bytes_cells(const server_slot_view & slot) const;
 
-    // free at least n_bytes for the cells if possible. return the bytes that count in --kv-budget after that
+    // drop entries and checkpoints of at least n_bytes, if possible, so that the cells can use this part of --kv-budget
+    // return the bytes of conversations that count in --kv-budget after that
     // Checkpoints of slots with a task stay, because the cells also grow while such a checkpoint is read.
     size_t reclaim(size_t n_bytes);
 

@@ -31,7 +31,7 @@ public:
     // let the draft process the tokens that it lacks. return false if the draft cannot be used yet
     bool catch_up(int id_slot);
 
-    // create the checkpoint from which the target returns after a rejected draft
+    // create the checkpoint to which the target returns if a draft is rejected
     // If there is no memory for the checkpoint, discard the draft and return false.
     bool make_checkpoint(int id_slot, const std::function<void()> & make) const;
 
@@ -39,7 +39,8 @@ public:
     void restore_draft(int id_slot) const;
 
 private:
-    // free the draft's cells of the slots in the batch whose cells in the draft were lost, because a device failed
+    // find the slots of the batch whose cells in the draft were lost, because a device failed. Free the draft's cells of these
+    // slots
     // return false if there is no such slot
     bool drop_lost(const common_batch & view);
 

@@ -40,7 +40,7 @@ bool server_memory_policy::make_room_for_batch(int32_t & n_batch, int32_t off) {
         return false; // upstream's code tries a smaller batch
     }
     if (is_held_for_spare && !has_spare_component()) {
-        return true; // the component of row 4 is in use again. try the batch again without a hold, which is row 6, before row 5
+        return true; // a request uses the component of row 4 again. retry the batch without a hold, so that row 6 precedes row 5
     }
 
     // 5. to 9.

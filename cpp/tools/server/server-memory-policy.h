@@ -58,7 +58,7 @@ public:
 
     // call read() until it has restored the cells of a slot, and free memory between the calls
     // Cells of other slots change to smaller types only after everything else was freed.
-    // read:           returns false if there were no cells for the state. the slot has no cells then
+    // read:           returns false if there were too few free cells for the state. After that, the slot has no cells
     // with_unstarted: also free the cells of slots whose request has not started
     bool read_back(server_slot_view & slot, const std::function<bool()> & read, bool with_unstarted = false);
 
@@ -85,7 +85,7 @@ public:
     bool drop_spare_draft();
 
 private:
-    // free memory that is less valuable than cells, after a batch or chunk has failed for lack of n cells
+    // free a conversation in RAM, the draft or the projector, after a batch or chunk has failed for lack of n cells
     // return false if there is none
     bool drop_less_than_cells(int32_t n);
 

@@ -19,7 +19,8 @@ public:
 
     static const std::vector<item> & items();
 
-    // read the numbers of all slots from the context. Call this while the context does not compute. null: there are no slots
+    // read the numbers of all slots from the context. Call this while the context does not compute
+    // ctx: null means: the server has no slots now
     void update(const llama_context * ctx);
 
     // return the number of slots

@@ -27,7 +27,7 @@ public:
     // include the numbers in responses. Without this call, the responses equal upstream's
     void show();
 
-    // set the budget that all contexts share, and the types of its ladder. budget may be null
+    // set the budget that all contexts share, and the types to which it may change the cells. budget may be null
     void set_budget(std::shared_ptr<llama_memory_budget> budget, const std::vector<ggml_type> & types);
 
     // set the function with which update() reads the numbers of stored conversations. These numbers stay while the server sleeps

@@ -28,7 +28,7 @@ int32_t server_pool_capacity::n_cells_max(bool ignore_draft) const {
         n_states  = usage.reserved - std::min<double>(usage.reserved, usage.n_cells_max*size_cell);
     }
 
-    // of the conversations with `--cache-ram budget`, only those of the slots keep their memory when cells grow
+    // with `--cache-ram budget`, growing cells can reclaim the memory of conversations, except the conversations of the slots
     size_t n_others = budget.other;
     if (!ignore_draft) {
         const size_t n_cells = usage.committed - std::min(usage.committed, n_states);

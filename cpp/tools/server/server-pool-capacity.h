@@ -15,8 +15,8 @@ public:
 
     server_pool_capacity(const common_params & params, const server_contexts & ctxs, const server_conversations & conversations);
 
-    // return the maximum number of cells of the context. With a budget, this is the number of cells of the smallest types that
-    // fit into it
+    // return the maximum number of cells of the context. With a budget, this is the number of cells that fit into the budget
+    // if the cells have the smallest types
     // ignore_draft: do not subtract the draft's cells, because they are freed together with the cells of their slots
     int32_t n_cells_max(bool ignore_draft = false) const;
 

@@ -26,8 +26,8 @@ static bool has_media_after(const server_slot_view & slot, size_t n) {
 }
 
 // return the number of tokens that a slot has, or will have when its prompt is processed
-// A slot that generates may have dropped a part of its prompt in a context shift, so the number is not the length of the task's
-// prompt.
+// For a slot that generates, count the tokens that it has now. They can be fewer than the tokens of the task's prompt, because
+// a context shift may have dropped some of them.
 static int32_t n_prompt(const server_slot_view & slot, const server_prompt & prompt, slot_state state) {
     return state == SLOT_STATE_GENERATING ? prompt.n_tokens() : std::max(slot.task->n_tokens(), prompt.n_tokens());
 }
@@ -154,7 +154,7 @@ size_t server_pool::read_file(int id_slot, const char * path, llama_tokens & tok
             return true;
         }
 
-        // several caches can belong to the context, and some of them may have read their part of the state
+        // free the cells: if the context has several caches, some of them may have read their part of the state
         llama_memory_seq_rm(llama_get_memory(slot.ctx_tgt), slot.id, -1, -1);
 
         const size_t n_cells = server_tokens::deserialize(tokens, (bool) projector).size();
@@ -229,7 +229,8 @@ bool server_pool::find_place(const server_slot_view & slot, int32_t n) {
             n_free += llama_memory_seq_usage(other.ctx_tgt, other.id).cells.n_cells;
         }
     }
-    // With a budget, a slot frees more memory than its cells, so n_free is too small. So the check applies only without a budget.
+    // With a budget, a slot frees other memory in addition to its cells, so n_free is too small. So the check applies only
+    // without a budget.
     if (params.kv_budget_mib == 0 && !has_place(slot, n - n_free)) {
         return false;
     }

@@ -18,13 +18,14 @@
 #include <cstddef>
 #include <cstdint>
 
-// Lets requests wait for cells, because the pool is too small for all slots at once.
+// Lets requests wait for cells, because the pool (the KV cells of all slots) is too small for all slots at once.
 //
 // A request starts when its prompt fits into the pool next to the running requests. Paused requests resume in the same way. The
 // oldest request is the first. A request never waits when no other request is running.
 //
 // Rejected: keeping cells free for all that a request may generate. Clients ask for much more than they use, and slots that could
-// run together would wait for each other. Which request runs out of cells is known when it does.
+// run together would wait for each other. The server need not know in advance which request will run out of cells. It acts
+// when that happens.
 class server_pool {
 public:
     server_pool(

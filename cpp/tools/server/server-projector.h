@@ -123,7 +123,7 @@ private:
 
     static constexpr const char * names[] = { "unloaded", "loading", "loaded", "unloading" };
 
-    // address space for ggml_backend_sched_new() with the 8192 nodes of clip, of which little is used
+    // address space for ggml_backend_sched_new() with the 8192 nodes of clip, of which only a small part is used
     static constexpr size_t N_BYTES_SCHED = 192*1024*1024;
 
     // A period in which no new request gets a reference to the projector, so that the number of users only falls. After the

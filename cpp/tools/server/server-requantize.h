@@ -26,8 +26,8 @@ public:
     // returns -3. The other slots process their prompts again.
     void clear_lost();
 
-    // do the same for one slot whose prompt begins. The cells can also be lost while a batch is made, because prompts are read
-    // and media are decoded then
+    // do the same for one slot, before its prompt is processed. Its cells can also be lost while a batch is made, because the
+    // server restores prompts and decodes media at that time
     void clear_lost(int id_slot);
 
 private:

@@ -35,8 +35,7 @@ struct server_slot_wait {
     explicit operator bool() const { return is_unplaced || paused; }
 };
 
-// A slot of the server, with the fields and functions that the parts of the server need. It consists of references to upstream's
-// slot.
+// A view of a slot of the server, for the classes in server-parts.h. It consists of references to upstream's slot.
 struct server_slot_view {
     const int & id;
 
