@@ -17,7 +17,7 @@
 // Rejected: dlopen() with RTLD_DEEPBIND. Both libraries would share ggml, which a patch may change.
 //
 // Both libraries must be built from the same version of upstream, because llama_context_params must be the same struct.
-// kv_dynamic is in a padding of upstream's struct.
+// The field kv_dynamic of the patches does not change the size: it uses padding bytes of upstream's struct.
 #define KV_BENCH_API(X)           \
     X(ggml_backend_load_all)      \
     X(llama_backend_free)         \

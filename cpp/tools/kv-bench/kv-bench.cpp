@@ -71,8 +71,8 @@ static void write_turns(json_line & out, const kv_bench_params & params, const s
     out.end_array();
 }
 
-// compare with the library --other. Load both libraries into new namespaces: a library is some percent faster there than in the
-// program's own namespace
+// compare the linked library with the library of the option `--other`. Load both into new namespaces: a library is some
+// percent faster there than in the program's own namespace
 static std::vector<pair_result> measure_other(const kv_bench_params & params, error_log & log) {
     const std::string paths[] = { llama_api_linked_path(), params.other };
 
@@ -87,7 +87,7 @@ static std::vector<pair_result> measure_other(const kv_bench_params & params, er
     return turns_measure(params, *models[0], *models[1]);
 }
 
-// measure, and write the status: ok, or fails with a reason
+// run the measurement, and write its results and its status: "ok", or "fails" with a reason
 static bool measure(json_line & out, const kv_bench_params & params) {
     error_log log;
     log.verbose = params.verbose;

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-// The best time that the machine could need for a growth, as a reference: the same bytes are copied and added once without a
-// cache, right after the growth. So other load of the machine affects both times.
+// The shortest time in which the machine could make a growth. Each measured growth is compared with it. The same bytes are
+// copied and added once without a cache, right after the growth. So other load of the machine affects both times.
 struct growth_limit {
     double memcpy_seconds = 0.0; // time to copy the copied bytes into untouched memory
     // time to add the added bytes: in host memory, the system maps fresh memory. on a device, memory is allocated and zeroed

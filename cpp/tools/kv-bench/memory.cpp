@@ -17,7 +17,7 @@ class measurement {
         start();
     }
 
-    // record the numbers of this moment, and the peaks since the previous moment
+    // record the memory in use now, and the peaks since the last call of point()
     void point(const char * name, double seconds = 0.0, double memcpy_seconds = 0.0) {
         stop();
 

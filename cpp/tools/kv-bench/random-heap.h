@@ -10,9 +10,9 @@
 //
 // The addresses that the C library returns affect the speed of a context by chance. A build gets the same addresses in each
 // process. So if a patch changes one allocation, this would look like a change of speed. With random addresses for each context,
-// the average over the rounds does not depend on them. (T. Mytkowicz et al.: Producing wrong data without doing anything
-// obviously wrong, ASPLOS 2009; C. Curtsinger, E. Berger: Stabilizer, ASPLOS 2013, which also moves code and stack, but needs its
-// own compiler.)
+// the average over the rounds does not depend on the addresses. (T. Mytkowicz et al.: Producing wrong data without doing
+// anything obviously wrong, ASPLOS 2009; C. Curtsinger, E. Berger: Stabilizer, ASPLOS 2013, which also moves code and stack,
+// but needs its own compiler.)
 class random_heap {
   public:
     random_heap(const llama_api & api, std::mt19937 & rng);

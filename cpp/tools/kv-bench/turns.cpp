@@ -38,7 +38,8 @@ class turns {
             fill(*test, *base, depth);
             decode("prompt", *test, *base, params.n_batch, params.n_prompt);
 
-            // generate across the end of the storage, if it is near, so that a growth is measured
+            // if the cells of the storage are almost used up, generate more tokens than they can hold, so that a growth is
+            // measured
             const uint32_t n_past = test->depth();
             const uint32_t edge   = test->usage().n_cells;
             if (edge > n_past + params.n_gen/2 && edge < n_past + params.n_ubatch) {

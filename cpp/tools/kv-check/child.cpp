@@ -6,8 +6,8 @@
 
 #include "ggml-backend.h"
 
-// The fake device belongs to the layer `device`. The test is not __has_include(), because ccache does not notice that a second
-// tree has a header which the first tree lacked.
+// Only a tree with the layer `device` (a group of patches in series.toml) has the fake device. CMake defines this macro. With
+// __has_include() instead, ccache would reuse the object of a tree without the header in a tree that has it.
 #ifdef KV_CHECK_FAKE_DEVICE
 #    include "fake-device.h"
 #else
@@ -413,7 +413,7 @@ static std::string run_child(const kv_check_params & params, bool dynamic, const
     return how.empty() ? "" : said.telling.empty() ? how : how + ": " + said.telling;
 }
 
-// return true if the child ended for another reason than the model or the library
+// return true if the child ended for a reason outside of the model and the library, such as a timeout
 static bool is_lost(const std::string & death) {
     for (const char * how : { "timeout", "SIGKILL", "lost the process", "no temporary file", "fork: " }) {
         if (death.find(how) == 0) {

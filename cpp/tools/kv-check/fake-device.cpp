@@ -470,7 +470,8 @@ static ggml_backend_t dev_init(ggml_backend_dev_t dev, const char * params) {
     return res;
 }
 
-// ask the CPU whether it supports an operation. It checks the types of buffers only for weights with a special order
+// return true if the CPU backend supports the operation, with the exceptions below
+// That backend checks the types of buffers only for weights in a special order, so it accepts tensors of the fake device.
 static bool dev_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
     const bool is_lacking =
         (op->op == GGML_OP_FLASH_ATTN_EXT && op->src[1]->type != GGML_TYPE_F16) ||

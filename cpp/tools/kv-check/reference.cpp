@@ -22,11 +22,12 @@ size_t state_part::data() const {
 // structure
 //
 
-// indices of the caches of DSV4: two caches with cells, then the compressed keys for CSA, HCA and the indexer
+// indices of the caches of DSV4: two caches with cells, then the compressed keys of its two kinds of compressed attention
+// (CSA, HCA) and of the indexer
 static constexpr uint32_t dsv4_compressed = 2;
 static constexpr uint32_t dsv4_indexer    = 4;
 
-// return the block size of the rotation of a cache, from the first header of the cache in the state
+// return the block size of the rotation (Hadamard transform) of a cache, from the first header of the cache in the state
 static uint32_t rotation(const state_parts & state, uint32_t cache, state_part::part_kind kind) {
     for (const auto & part : state.parts) {
         if (part.kind == kind && part.cache == cache) {
@@ -302,8 +303,8 @@ class parser {
     }
 
     // read recurrent states, which have types of their own
-    // The cache of an indexer may follow. It has the same cells as the first cache, so it begins with the same bytes, and the
-    // parser searches for them.
+    // The cache of an indexer may follow. It has the same cells as the first cache, so it begins with the same bytes. The
+    // parser searches for these bytes.
     void recurrent() {
         const auto begin = out.data.begin();
         for (auto it = begin + (ptrdiff_t) at; !first.empty(); ++it) {
@@ -423,7 +424,7 @@ void hadamard(std::vector<float> & values, uint32_t n) {
 // conversion
 //
 
-// return true if the graphs rotate K or V of a cache whose header contains a block size
+// return true if the model's graphs rotate K or V of a cache. A block size in the header of the cache does not prove that
 // The rules depend on the architecture. The check retype-basis tests them, with a model's answers over converted cells.
 static bool graphs_rotate(const state_parts & state, const state_part & part) {
     if (state.arch == "deepseek4") {

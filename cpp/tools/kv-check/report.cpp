@@ -21,8 +21,8 @@ static std::string compare_step(const trace & st, const trace & dy, const trace_
         if (st.model_val("arch") != "deepseek4") {
             return a.label + " has " + std::to_string(a.a) + " bytes on the static side, " + std::to_string(b.a) + " on the dynamic side";
         }
-        // A state of DSV4 contains every row that exists, so the sizes differ. It suffices that each context can continue from
-        // the state of the other.
+        // A state of DSV4 contains every row that exists, and a static cache has more rows than a dynamic one. So the sizes
+        // differ. It suffices that each context can continue from the state of the other.
         res.n_blobs_resized++;
         return "";
     }
@@ -84,13 +84,13 @@ static std::string without_addresses(const std::string & text) {
     return std::regex_replace(text, changing, "");
 }
 
-// return true if upstream's RPC server has aborted because it lacks an operation. Then the run with the dynamic cache fails, too
+// return true if upstream's RPC server has aborted because it lacks an operation. Then the runs with both caches fail
 static bool is_rpc_gone(const std::string & fail) {
     return fail.find("ggml-rpc.cpp") != std::string::npos || fail.find("no RPC server answers") != std::string::npos;
 }
 
 // return true if the reason contains a report of a sanitizer. It counts as a fault even if the static run has the same report
-// The word is at the start of the reason, or in brackets after the reason of a check.
+// The word "sanitizer" is at the start of the reason, or in brackets after the reason of a check.
 static bool is_sanitizer(const std::string & fail) {
     return fail.find("sanitizer") == 0 || fail.find("(sanitizer)") != std::string::npos;
 }
@@ -134,7 +134,8 @@ static check_result compare_check(const std::string & name, const trace & st, co
         res.status = "not-run";
         res.reason = a.fail + (b_fails ? "; the dynamic side fails: " + b.fail : "");
     } else if (a_fails && a.ours) {
-        // the static run also executes code of this series here. So its failure counts as a difference, even if both runs fail
+        // here, the static run also executes code of the patches. So its failure counts as a difference, even if both runs
+        // fail
         res.status = "differs";
         res.reason = whose(b_fails, a.fail.empty() ? a.last_error : a.fail);
     } else if (b_fails && (!a_fails || (b.steps.size() < a.steps.size() && !b.lost && !is_rpc_gone(b.fail)))) {

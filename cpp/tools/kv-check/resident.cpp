@@ -49,7 +49,8 @@ int64_t resident_bytes() {
     }
     return -1;
 #elif defined(__linux__)
-    // smaps_rollup counts the page tables. The counter behind VmRSS is less exact: it lags by some pages per core.
+    // smaps_rollup is exact, because the kernel walks the page tables to compute it. VmRSS is read from a counter that lags by
+    // some pages per core.
     const int64_t res = proc_bytes("/proc/self/smaps_rollup", "Rss:");
     return res >= 0 ? res : proc_bytes("/proc/self/status", "VmRSS:");
 #else

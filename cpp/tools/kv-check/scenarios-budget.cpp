@@ -40,7 +40,7 @@ answer fill(const side & s, session & c, uint32_t n) {
     return res;
 }
 
-// return the types of f16, q8_0 and q4_0 with which a context of this model can be created
+// return those of the types f16, q8_0 and q4_0 with which a context of this model can be created
 std::vector<ggml_type> make_ladder(const side & s, const session_params & sp) {
     std::vector<ggml_type> res;
     for (const ggml_type type : { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 }) {
@@ -89,7 +89,7 @@ sizes measure(side & s, const session_params & sp, const std::vector<ggml_type> 
     return { third == all.end() ? all.back() : *third, n_compute };
 }
 
-// change the types in the same steps as the budget did. More steps would lose more precision
+// change the types to `to`, in as many steps as the budget needed (n_down). More steps would lose more precision
 void retype_by_hand(session & c, const std::vector<ggml_type> & ladder, const cell_types & to, uint32_t n_down) {
     size_t i = rung(ladder, c.types());
     while (i + n_down < rung(ladder, to)) {
@@ -104,7 +104,8 @@ void retype_by_hand(session & c, const std::vector<ggml_type> & ladder, const ce
 }
 
 // decode until all n cells are used, or until the budget refuses a batch, and compare each answer
-// is_tight: changing to smaller types may make no room, because the compute buffers for them can need more
+// is_tight: the budget has no room for larger compute buffers. So a change to smaller types may make no room, because the
+// compute buffers can grow by more bytes than the cells free
 void step_down(
         side & s, session & is, session & other, const memory_budget & budget, bool is_tight, const std::vector<ggml_type> & ladder, uint32_t n_batch, uint32_t n) {
     // with growth by copy, a growth can still fail after a change of types that should make enough room. The types then change

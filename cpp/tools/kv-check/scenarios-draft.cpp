@@ -43,7 +43,7 @@ class draft_session {
         }
     }
 
-    // do the same in one batch. Call this only for a draft without cells of its own
+    // draft one token for each sequence in one batch. Call this only for a draft without cells of its own
     void draft_together() {
         batch.n_tokens = 0;
         for (uint32_t seq = 0; seq < target.n_seqs(); ++seq) {

@@ -14,7 +14,7 @@
 namespace {
 
 // test a copy of a stream for which there is no memory. No batch may run before the copy is made
-// is_shifted: a K-shift of the copied cells waits, too. before the copy is made, there is nothing to shift
+// is_shifted: a K-shift of the copied cells is also pending. It can be made only after the copy
 void late_copy(side & s, const session_params & sp, const std::string & name, bool is_shifted) {
     session c(s, sp, name);
     if (is_shifted && !c.can_shift("of a copy")) {
@@ -124,8 +124,9 @@ after_late_state try_late_state(side & s, const session_params & sp, late_state 
 }
 
 // read a state while a copy waits for memory
-// Either the result equals the result with enough memory, or the read is refused and the copy is intact. If the state replaces
-// the copy, it needs no memory for the copy. If it is read into another place, the copy does not matter.
+// Either the result equals the result with enough memory, or the read is refused and the copy is intact. If the state is read
+// into the sequence of the copy, the copy is dropped, so its lack of memory must not matter. The same holds if the state is
+// read into a sequence that is neither the source nor the copy.
 void late_copy_state(side & s, const session_params & sp) {
     if (!s.dynamic) {
         return;
@@ -159,7 +160,7 @@ void late_copy_state(side & s, const session_params & sp) {
     }
 }
 
-// test that the rows of DSV4, which have no cells, follow their sequence if its copy waits for memory
+// test that DSV4's rows without cells are copied with their sequence, even if the copy waits for memory
 void late_copy_rows(side & s, session_params sp) {
     if (!s.dynamic) {
         return;

@@ -75,7 +75,8 @@ class memory_end {
     // return the budget for a context with the limit. null: the limit is not a budget
     llama_memory_budget * budget() const { return what == BUDGET ? own.get() : nullptr; }
 
-    // set the limit to the memory that is in use now, plus n_bytes. For SYSTEM, let all allocations fail instead
+    // set the limit to the memory that is in use now, plus n_bytes
+    // If the limit is that of the system (SYSTEM), let all allocations fail instead.
     // n_bytes_cells: bytes of the context's cells now
     void set(size_t n_bytes, size_t n_bytes_cells) {
         clear();
@@ -109,7 +110,7 @@ class memory_end {
     }
 
     // return the result of f(), which runs without the limit
-    // n_outside: is increased by the device memory that f() allocates
+    // n_outside: is reduced by the device memory that f() allocates, or increased by the memory that f() frees
     template <typename F>
     auto away(const kv_check_params & params, size_t & n_outside, F && f) {
         const size_t n_left = others ? n_free() : 0;
@@ -133,7 +134,7 @@ class memory_end {
         return usage.committed > usage.n_bytes && n_bytes_cells > n_bytes_cells_then;
     }
 
-    // return the bytes of the device that are reserved to make the limit
+    // return the bytes of the device that set() has allocated, so that only the memory below the limit is left
     size_t n_others() const { return others ? ggml_backend_buffer_get_size(others.get()) : 0; }
 
   private:
@@ -221,7 +222,7 @@ class walk {
     session twin; // a static context with enough memory
 
     llama_memory_usage start;
-    size_t             n_outside; // used bytes of the devices that do not belong to the context
+    size_t             n_outside; // bytes of the devices that are free or used by cells of `is`
 
     bool in_place;
     // the types of both contexts have changed. the cells of `twin` are in pages of host memory then, and a K-shift can enlarge
@@ -231,8 +232,8 @@ class walk {
     // the model is an MSA: one of its caches has a V that is never written, so the bytes of its zeros depend on the type. Its
     // batches may need larger compute buffers than were reserved for the worst case
     bool is_msa;
-    // a copy or a shift is pending until the next batch. A batch that is refused still makes it, but a batch that is skipped does
-    // not
+    // a copy or a shift is pending until the next batch. A batch that is refused still makes the copy or shift, but a batch
+    // that is skipped does not
     bool is_waiting = false;
 
     std::vector<saved_state> saved;
@@ -358,7 +359,7 @@ void walk::expect_same_states() {
     expect(a == b, "the state differs from byte " + str(std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin()));
 }
 
-// check that every used page is counted, and that the budget is kept
+// check that every used page is counted, and that the budget is not exceeded
 void walk::expect_accounted() const {
     expect(!end.is_passed(usage().committed), "more than the budget is taken");
 
@@ -369,16 +370,18 @@ void walk::expect_accounted() const {
     }
 }
 
-// check that no more memory is used than before. By copy, a refused request may leave a larger buffer for the same cells
+// check that no more memory is used than before. With growth by copy, a refused request may leave a larger buffer for the same
+// number of cells
 void walk::expect_no_more_than(const llama_memory_usage & before) const {
     expect(usage().n_cells <= before.n_cells, "there are more cells than before");
     expect(usage().committed <= before.committed || !in_place, "more is taken than before");
 }
 
 // check that freed memory is returned
-// In place, memory shrinks to the used cells, in blocks of 32 cells, plus one page per tensor at both ends of a run of used cells.
-// Memory is freed only if at least 512 cells and at least a quarter of all cells are unused (llama_kv_growth::shrink). On a device,
-// all rows below the last used row are kept. The number of these rows is unknown here, unless no cell is used.
+// With growth in place, memory shrinks to the used cells, in blocks of 32 cells, plus one page per tensor at both ends of a
+// run of used cells. Memory is freed only if at least 512 cells and at least a quarter of all cells are unused
+// (llama_kv_growth::shrink). On a device, all rows below the last used row are kept. The number of these rows is unknown here,
+// unless no cell is used.
 void walk::expect_given_back(uint32_t n_shrink_before) const {
     if (!in_place || is_waiting || start.n_cells == start.n_cells_max) {
         return;
@@ -514,8 +517,8 @@ void walk::remove(llama_seq_id seq) {
     }
 }
 
-// copy a sequence completely: within a stream, both use the same cells. To another stream, the cells are copied before the next
-// batch
+// copy a sequence completely. Within a stream, both sequences use the same cells then. To another stream, the cells are copied
+// before the next batch
 void walk::copy(llama_seq_id src, llama_seq_id dst) {
     say("copy " + str(src) + " to " + str(dst));
     remove_all(dst);

@@ -10,7 +10,8 @@
 #include <vector>
 
 // check that nothing is written outside of the committed rows
-// In place, such a write does not crash. Only the kernel's count of resident pages reveals it.
+// With growth in place, such a write does not crash, because the addresses are accessible. Only the kernel's count of resident
+// pages reveals it.
 void kv_check_pages(side & s) {
     const char * storage = getenv("LLAMA_KV_DYNAMIC_STORAGE");
     if (!s.params.device.empty() || (storage != nullptr && strcmp(storage, "copy") == 0)) {

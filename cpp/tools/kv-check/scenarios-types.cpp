@@ -1,7 +1,8 @@
 // Checks of changes of the types of the KV cells while the cells contain sequences (llama_set_memory_type()).
 //
 // The result is compared with a reference that shares no code with the change (reference.h). The runs with the static and with
-// the dynamic cache are also compared. Both run code of this series here, so a failure with the static cache counts.
+// the dynamic cache are also compared. Both runs execute code of the patches here, so a failure with the static cache also
+// counts.
 
 #include "scenarios-types.h"
 #include "short-of-memory.h"
@@ -83,8 +84,8 @@ void must_refuse(side & s, session & c, const cell_types & to) {
     s.out.value("refused", 1);
 }
 
-// return true if a head consists of whole blocks of the type. Upstream checks that only with flash attention. Without it,
-// upstream computes something else
+// return true if a head consists of whole blocks of the type. Upstream checks that only with flash attention. Without flash
+// attention, upstream accepts other heads, but computes different values for them
 bool is_head_whole(const side & s, ggml_type type_k) {
     char val[32];
     const int32_t n = llama_model_meta_val_str(s.model, (s.arch + ".attention.key_length").c_str(), val, sizeof(val));
@@ -148,7 +149,8 @@ void must_be(const session & c, const cell_types & types) {
     }
 }
 
-// compare a state with the reference. If it differs, report whether another basis explains the difference
+// compare a state with the reference. If it differs, report whether it equals the reference for another rule about which
+// caches are rotated (enum class basis)
 void must_equal(const state_parts & before, const retype_step & step, const std::vector<uint8_t> & after, const std::string & what) {
     const std::string diff = state_difference(state_convert(before, step.like, step.to), after);
     if (diff.empty()) {
@@ -228,7 +230,7 @@ static void kv_check_retype_shift(side & s) {
         }
 
         // The result of a pending shift is only visible after a batch, whose token is then removed. Models with a window or a
-        // recurrent state cannot remove it without a trace.
+        // recurrent state cannot return to exactly the state before that token.
         if (s.is_hybrid || llama_model_n_swa(s.model) > 0) {
             return;
         }
@@ -295,8 +297,8 @@ static void kv_check_retype_generate(side & s) {
     });
 }
 
-// restore states with other types. A state that was saved before the change is converted when it is read. So is a state that was
-// saved after the change and is read with the old types
+// restore states with other types. A state that was saved before the change is converted when it is read. A state that was
+// saved after the change is converted when it is read with the old types
 static void kv_check_retype_restore(side & s) {
     session_params sp = kv_check_base(s);
     if (sp.n_seqs == 1) {
@@ -396,7 +398,8 @@ static void kv_check_retype_grow(side & s) {
 namespace {
 
 // errors of the logits in comparison to an f16 cache, as the median over the rows
-// The median is used because a few rows with nearly tied attention dominate every mean, and differ between roundings.
+// The mean would be dominated by a few rows in which several cells get nearly the same attention. The errors of these rows
+// change with each difference of rounding.
 struct error {
     double rms = 0.0;
     double kl  = 0.0; // Kullback-Leibler divergence
@@ -553,7 +556,8 @@ static void kv_check_retype_quality(side & s) {
 }
 
 // test a device that fails during a change of types, which loses all cells
-// This check needs a library that was broken for it. Until a lost sequence is removed, a batch that continues it must fail.
+// This check needs a library that was built with such a failure. Until a lost sequence is removed, a batch that continues this
+// sequence must fail.
 static void kv_check_lost(side & s) {
     const struct {
         const char * what;

@@ -42,7 +42,7 @@ static uint32_t at_most_but(const side & s, uint32_t n, uint32_t n_added) {
     return std::max(at_most(s, n), n_added + 10) - n_added;
 }
 
-// return the sizes at which a cache must grow that starts with 256 cells and doubles
+// return the numbers of cells at which a cache must grow, if it starts with 256 cells and doubles
 static std::vector<uint32_t> boundaries(const side & s) {
     std::vector<uint32_t> res;
     for (uint32_t b = 256; b + 8 <= at_most(s, UINT32_MAX); b *= 2) {
@@ -213,8 +213,8 @@ static void check_copy(side & s) {
             c.fill(few ? 40 : 20);
         }
         // copy after a growth, and continue both sequences
-        // A sliding window cannot drop cells that two sequences share. So some of these decodes find no room, with both kinds of
-        // cache.
+        // A sliding window cannot drop cells that two sequences share. So some of these decodes find no room, with the static
+        // and with the dynamic cache.
         {
             session c(s, sp, std::string("late.") + kind_name(unified));
             c.fill_seq(a, few ? 100 : 150);
@@ -262,8 +262,8 @@ static bool survives(F && f) {
 }
 #endif
 
-// check the copy of a part of a stream. Upstream only supports copies of whole streams, and the size of a dynamic stream must not
-// change what "whole" means
+// check the copy of a part of a stream. Upstream supports only copies of whole streams. Whether a copy is whole must not
+// depend on the current size of a dynamic stream
 #ifdef _WIN32
 [[noreturn]] static void check_copy_part(side &) {
     throw check_skipped("needs fork()");
@@ -418,9 +418,9 @@ static void check_shrink(side & s) {
     }
 }
 
-// by copy: start with all rows, free some, and grow again to fewer than all rows
-// A graph can read its size from either of two caches. So both must have the same number of rows, even if they use different
-// numbers of rows.
+// test growth by copy: start with all rows, free some, and grow again to fewer than all rows
+// If a model has two caches, its graph can take the number of rows from either of them. So both caches must have the same
+// number of rows, even if they use different numbers of rows.
 static void check_shrink_full(side & s) {
     session_params sp = multi(s, 2, true);
     sp.n_cells = 5632;
@@ -443,7 +443,7 @@ static void check_shrink_full(side & s) {
 static void check_shift(side & s) {
     session_params sp = base(s);
 
-    // the result of can_shift() must not depend on the size
+    // the result of can_shift() must not depend on the size of the cache
     session c(s, sp, "grown");
     const bool ok = c.can_shift("at creation");
     c.fill(100);

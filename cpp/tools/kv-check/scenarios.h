@@ -20,7 +20,8 @@ struct kv_check_scenario {
     bool is_default = true; // the check runs even if the command line does not name it
 };
 
-// adds scenarios at the start of the program, so that no list names the source files, which a tree may lack
+// adds scenarios at the start of the program. No list names all scenarios, because a tree with only some of the patches lacks
+// some source files
 struct kv_check_registration {
     explicit kv_check_registration(std::initializer_list<kv_check_scenario> scenarios);
 };

@@ -120,7 +120,8 @@ void session::encode() {
 std::vector<llama_seq_id> session::next_order(uint32_t n) {
     std::vector<llama_seq_id> order;
     if (sp.unified) {
-        // long runs are sequential, as in prompts. Short runs alternate between sequences, as in generation
+        // place many tokens one sequence after the other, as in prompts. With few tokens, alternate between the sequences, as
+        // in generation
         for (uint32_t i = 0; i < n; ++i) {
             order.push_back((llama_seq_id) ((turn + i) % sp.n_seqs));
         }

@@ -114,7 +114,7 @@ class session {
 
     std::vector<std::vector<uint8_t>> states(); // state of each sequence, without a record
 
-    // return the next position of each sequence, or set the next positions back to these
+    // return the next position of each sequence, or set the next positions back to such a result
     std::vector<llama_pos> positions() const { return n_past; }
     void go_back(const std::vector<llama_pos> & to);
 
@@ -132,8 +132,8 @@ class session {
     bool can_shift(const std::string & label);
 
     // change the types of the cells, see scenarios-types.cpp
-    // A static cache also runs code of this series during the change. So from the first call on, a failure with the static cache
-    // counts as a failure of this series, not of upstream.
+    // A static cache also runs code of the patches during the change. So from the first call on, a failure with the static
+    // cache counts as a failure of the patches, not of upstream.
     int32_t    retype(const cell_types & types);
     int32_t    try_retype(const cell_types & types); // without a record
     cell_types types() const;

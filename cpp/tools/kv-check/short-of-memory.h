@@ -2,8 +2,8 @@
 
 #include "args.h"
 
-// while an object of this class exists, count allocations, and let them fail as --fail requires (see LLAMA_KV_DYNAMIC_FAIL in
-// llama-kv-fault.h)
+// while an object of this class exists, count allocations, and let those fail that `--fail` names (see LLAMA_KV_DYNAMIC_FAIL
+// in llama-kv-fault.h)
 // --limit also limits the growth of the address space of the process.
 class short_of_memory {
   public:

@@ -26,8 +26,8 @@ enum trace_kind : uint32_t {
     TRACE_FAIL,    // text: reason why the check could not continue
     TRACE_LOST,    // the process was ended from outside (timeout, no memory, full disk), which shows nothing about the model
     TRACE_MEASURE, // label: name, text: measured value, which is not compared
-    // a = 1: from here on, a failure of the static run is a failure of this series. The reason is that the static run also
-    // executes code of this series, for example a change of types
+    // a = 1: from here on, a failure of the static run is a failure of the patches. The reason is that the static run also
+    // executes code of the patches, for example a change of types
     // a = 0: a failure of the static run is a failure of upstream
     TRACE_OURS,
     TRACE_END,     // the check was completed. a = its duration in microseconds
