@@ -20,8 +20,8 @@ _SURE = 0.02  # a 95 % interval may reach this far beyond a target and still mee
 # text of the report that explains the first table
 _TARGETS = """\
 The table *Targets* compares each figure with the target that was set for it. If a figure has a 95 % interval, the whole
-interval must meet the target, and may exceed it by at most 0.02. So a figure can miss its target although its value
-meets it. A note such as *at 2048* names the depth of the figure.
+interval must meet the target, with a tolerance of 0.02. So a figure can miss its target although its value meets it.
+A note such as *at 2048* names the depth of the figure.
 """
 
 # A table: its title, its columns as in Console.table(), and its rows. Texts are printed as they are; numbers are
