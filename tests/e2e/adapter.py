@@ -9,7 +9,10 @@ import numpy
 
 
 def adapter(model: Path, out: Path, prefix: str) -> Path:
-    """Write a LoRA adapter of rank 4, with random values, for each weight matrix whose name begins with `prefix`."""
+    """Write a LoRA adapter of rank 4 for each weight matrix whose name begins with `prefix`.
+
+    Its values are random, with a fixed seed.
+    """
     random = numpy.random.default_rng(1)
     writer = gguf.GGUFWriter(out, "llama")
     writer.add_type("adapter")

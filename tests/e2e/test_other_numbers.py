@@ -1,7 +1,7 @@
 """Test models with other parameters: indexers that select cells, windows longer than a batch, several threads.
 
-By default, the indexers of upstream's test models select all cells, so that their keys do not matter. Their windows
-have 32 tokens.
+By default, the indexers of upstream's test models select all cells, so that their keys do not matter. The windows of
+these models have 32 tokens, so the cache of a window never grows.
 """
 
 from __future__ import annotations

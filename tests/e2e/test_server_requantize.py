@@ -290,7 +290,11 @@ def has_shifted(server: LlamaServer, times: int) -> bool:
 
 @pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe", "gptneox-dense"])
 def test_context_shift_after_change(real: Real, toy: str, tmp_path: Path) -> None:
-    """Also use keys that are not rotated when they are quantized (MLA), and keys of which only a part is rotated."""
+    """Shift the context after each change of types.
+
+    Two models are special: in one, quantized keys have no Hadamard rotation (MLA). The other has partial rotary
+    embeddings.
+    """
     args = ("-c", "256", "-np", "1", "--cache-ram", "0", "--no-warmup", "--context-shift")
     with serving(real, real.text_model(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         text = pool.submit(completion, server, prompt(1, 40), 3000)

@@ -101,7 +101,7 @@ def test_cached_prompts_with_and_without_draft(real: Real, toy: str, tmp_path: P
 def test_checkpoint_without_draft(real: Real, toy: str, tmp_path: Path) -> None:
     """Restore a checkpoint after the draft model has processed more tokens than the checkpoint has.
 
-    It cannot remove tokens.
+    The draft model cannot remove the additional tokens.
     """
     model = real.text_model(toy)
     text = prompt(1, 300)

@@ -137,7 +137,7 @@ def test_kill_after_resolution(rebasing: Tiny, kvtool: Any, killer: Killer, stag
 def test_abort_with_leftover_git_lock(
     rebasing: Tiny, kvtool: Any, killer: Killer, tmp_path: Path, stages: Stages
 ) -> None:
-    """Kill while all files are written, and kill again while they are restored."""
+    """Kill a rebase while it writes the files, and kill --abort while it restores them. git's index.lock stays."""
     restore_all(rebasing.root, stages.stopped)
     assert killer.run(*GO_ON, at=stages.go_on) == -signal.SIGKILL
     assert json.loads((rebasing.state / "rebase.json").read_text())["phase"] == "writing"

@@ -149,7 +149,10 @@ def resolve_use(project: Tiny) -> None:
 
 
 def test_abort_fails_with_other_worktree(stopped: Tiny, kvtool: Any, tmp_path: Path) -> None:
-    """Check out the old series in a second worktree, because git does not check out a branch twice."""
+    """Check out the branch of the old series in a second worktree.
+
+    --abort must then fail, because git does not check out one branch in two worktrees.
+    """
     before = everything(stopped)
     kvtool("rebase", "v3")
     git(stopped.tree, "worktree", "add", "-q", str(tmp_path / "old"), "kvtool/v1")

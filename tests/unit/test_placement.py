@@ -127,7 +127,10 @@ def test_two_copies_of_removed_function(tmp_path: Path) -> None:
 
 
 def test_copy_after_unchanged_function(tmp_path: Path) -> None:
-    """Use a copy for which a diff may report that the body of the function was moved into it."""
+    """Let upstream add a copy of a function after the original.
+
+    A diff may report that the body of the original was moved into the copy.
+    """
     target = "".join([*BASE[:3], BASE[2].replace("f3", "g3"), BASE[3]])
     pieces = pieces_of(parse_diff(diff(tmp_path, "".join(BASE), PATCHED, 1))[0])
     texts = ("".join(BASE), PATCHED, target, target.replace(F3, F3 + "    more();\n", 1))
