@@ -7,10 +7,10 @@ them:
 
   am              git am of the series, in a checkout of the same tree
   apply           kvtool apply, in a checkout of the same tree
-  am-fresh        the same as am from nothing: fetch from the cache, checkout, git am
-  apply-fresh     kvtool apply from nothing, the whole command
+  am-fresh        fetch upstream from kvtool's cache into an empty folder, check it out, and run git am
+  apply-fresh     kvtool apply without an existing tree, the whole command
   dry-run         kvtool rebase --dry-run onto another tag (--onto)
-  apply-command, dry-run-command    the whole commands; apply and dry-run are measured without the start of Python
+  apply-command, dry-run-command    the same two commands with the start of Python, which apply and dry-run leave out
 
 Prints the medians, and their ratios to the medians of git am, as JSON. The exit code is 1 if the ratio of apply,
 apply-fresh or dry-run is larger than --bar.
@@ -80,7 +80,11 @@ def timed(action: Callable[[], object]) -> float:
 
 
 class Bench:
-    """Make the folders once: an empty project to return to the base, a mailbox, and a checkout for git am."""
+    """Make the folders of the benchmark, once for all rounds.
+
+    They are a project without patches (applying it resets the tree to plain upstream), a mailbox with the patches, and
+    a checkout for git am.
+    """
 
     def __init__(self, work: Path, onto: str) -> None:
         self.work, self.onto = work, onto

@@ -2,8 +2,9 @@
 
 Usage: python ci/budget_picture.py [BIN_DIR MODEL]
 
-BIN_DIR has this project's kv-bench. MODEL has the cache of Qwen3.5-27B, as `kvtool verify` makes it. With both, the
-script measures again and writes budget.json, which takes some minutes. Without them, it draws the recorded budget.json.
+BIN_DIR has this project's kv-bench. MODEL is a model with random weights and a cache as large as Qwen3.5-27B's, which
+`kvtool verify` makes. With both arguments, the script measures again and writes budget.json, which takes some minutes.
+Without arguments, it draws the recorded budget.json.
 It needs kvtool[bench].
 """
 
@@ -26,7 +27,7 @@ TYPES = {"f16": plots.BLUE, "q8_0": plots.ORANGE, "q4_0": plots.GREEN}
 
 
 def measure(kv_bench: Path, model: Path) -> list[dict[str, Any]]:
-    """Return the depth, the type and the allocated bytes of a conversation that grows until the budget is used up."""
+    """Let a conversation grow until the budget is used up. Return depth, cell type and allocated bytes at each step."""
     depths = ",".join(str(n) for n in range(STEP, CELLS + 1, STEP))
     argv = [kv_bench, "-m", model, "-c", str(CELLS), "--kv-dynamic", "on", "-t", "1", "-d", depths]
     argv += ["--budget", str(BUDGET), "--auto-quant", ",".join(TYPES)]

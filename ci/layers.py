@@ -1,11 +1,11 @@
-"""Write the numbers into the pages of the layers (patches/core.md and the others), or check them.
+"""Write the numbers of lines into the pages of the layers (patches/core.md and the others), or check the numbers.
 
     python ci/layers.py            fails if a page differs from series.toml, the patches and cpp/
     python ci/layers.py --write    corrects the pages
 
 The numbers are between two comments of a page. The number of changed lines in upstream's files is exact. The number of
-new lines changes with every edit of cpp/. So a page has it in hundreds, and it is accepted if it differs by less than a
-tenth.
+new lines changes with every edit of cpp/. So a page has this number rounded to hundreds, and the check accepts a page
+whose number is wrong by at most a tenth, or by at most 50 lines.
 """
 
 import re
@@ -24,7 +24,7 @@ NEW = re.compile(r"About (\d+) new lines in the library, the headers and the pro
 
 
 def new_lines(project: Project, group: Group) -> tuple[int, int]:
-    """Return the number of lines in the files of cpp/ that users need, and in its tests and its tools for tests."""
+    """Return two numbers of lines: in the files of cpp/ that users need, and in its tests and tools for tests."""
     product = checks = 0
     for file in files_of_groups(project, [group.id]):
         lines = len(file.source.read_bytes().splitlines())
@@ -36,7 +36,7 @@ def new_lines(project: Project, group: Group) -> tuple[int, int]:
 
 
 def rounded(now: tuple[int, int], known: tuple[int, int] | None) -> tuple[int, ...]:
-    """Return the number of new lines in hundreds. If the numbers of the page are close enough, return these instead."""
+    """Round the numbers of new lines (`now`) to hundreds. If the page's numbers (`known`) are close, return `known`."""
     close = known and all(abs(is_ - was) <= max(was // 10, 50) for is_, was in zip(now, known, strict=True))
     return known if close and known else tuple(round(lines, -2) for lines in now)
 

@@ -5,8 +5,8 @@
 Upstream's tests need small trained models from the Hugging Face hub. A model with random weights is enough for
 questions about the server's protocol: counts of tokens, slots, states, errors and streams. It is not enough for
 questions about the text, so such a test fails with any kind of cache. Therefore ci/upstream_tests.py compares the
-outcomes of several builds, and does not use the outcomes alone. A text is not compared with a pattern, so that a test
-continues with its later steps. Tests of other models (vision, adapters, function calls) are skipped.
+outcomes of several builds, and does not use the outcomes alone. A comparison of a text with a pattern always succeeds,
+so that a test continues with its later steps. Tests of other models (vision, adapters, function calls) are skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DRAFTS = "stories15M-q4_0.gguf"
 
 
 def pytest_sessionstart() -> None:
-    """Change upstream's module utils.
+    """Replace functions of upstream's module `utils`, so that its servers use the local model.
 
     This must happen after its conftest has imported the module, and before a test module imports names from it.
     """

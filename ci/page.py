@@ -4,8 +4,8 @@ Usage: python ci/page.py BIN_DIR VOCABULARY
 
 BIN_DIR has a llama-server that was built with --ui. VOCABULARY is a vocabulary file of upstream's tree. The model has
 random weights. The check passes if the page shows the question and an answer, and if the cache grew. The script
-controls the browser through a pipe with Chrome's own protocol, so nothing but the browser is needed. CHROMIUM can name
-its path.
+controls the browser through a pipe with Chrome's own protocol, so only the browser is needed. The environment variable
+CHROMIUM can name the path of the browser.
 """
 
 from __future__ import annotations

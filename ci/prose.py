@@ -2,9 +2,9 @@
 
 Usage: python ci/prose.py [--worst N] [--only GLOB]
 
-Counts phrases that hide the subject or the verb of a sentence, per 1000 words of docstrings, comments and pages. Prints
-a row for each group of files, and then the texts with the highest rate. tests/unit/test_prose.py limits the rate. A low
-rate does not prove that a text is clear; only a reader can decide that.
+Counts how many phrases hide the subject or the verb of a sentence, per 1000 words of docstrings, comments and pages.
+Prints this rate for each group of files, and then the texts with the highest rate. tests/unit/test_prose.py limits the
+rate. A low rate does not prove that a text is clear; only a reader can decide that.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Piece:
-    """Hold a docstring, a comment, or a line of a page. Lines are counted from 1."""
+    """Hold one text: a docstring, a comment, or a line of a page. `line` is its first line, counted from 1."""
 
     path: str
     line: int
@@ -99,7 +99,7 @@ def measure(group: str, only: str = "*") -> list[Piece]:
 
 
 def rate(found: list[Piece]) -> float:
-    """Return the number of phrases that should be avoided per 1000 words; 0 if there are no words."""
+    """Return how many phrases of the texts should be avoided, per 1000 words of text; 0 if there are no words."""
     return 1000 * sum(piece.markers for piece in found) / max(1, sum(piece.words for piece in found))
 
 

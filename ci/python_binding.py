@@ -2,9 +2,9 @@
 
     python ci/python_binding.py llama.cpp/build/cpu-release/bin llama.cpp/include/llama.h MODEL.gguf [WORK]
 
-The script installs llama-cpp-python without a library of its own into WORK/venv. It adds a field that this version does
-not have. Then it compares the fields of the parameter structs with the header, because ctypes would read a field at a
-wrong place as another field.
+The script installs llama-cpp-python into WORK/venv, without the library that this package usually builds. It adds one
+field of llama.h that this version of the package lacks to the package's structs. Then it compares all fields of the
+structs with the header: if a field is missing, ctypes reads and writes each later field at a wrong place.
 
 The exit code is 1 if a struct or a text differs.
 """
@@ -53,7 +53,7 @@ def header_fields(header: str, struct: str) -> list[str]:
 
 
 def install(work: Path) -> Path:
-    """Install llama-cpp-python without a library of its own. Return the path of its Python."""
+    """Install llama-cpp-python without its own library in WORK/venv. Return the path of the Python in WORK/venv."""
     python = work / "venv/bin/python"
     if not python.is_file():
         venv.create(work / "venv", with_pip=True)
@@ -71,7 +71,7 @@ def add_field(binding: Path) -> None:
 
 
 def run(python: Path, libraries: Path, model: Path, *, dynamic: bool) -> dict[str, Any]:
-    """Load the model with llama-cpp-python. Return its texts and the resident memory."""
+    """Load the model with llama-cpp-python. Return the generated texts and the resident memory."""
     env = {name: value for name, value in os.environ.items() if name != "LLAMA_KV_DYNAMIC"}
     env |= {"LLAMA_CPP_LIB_PATH": str(libraries.resolve()), **({"LLAMA_KV_DYNAMIC": "1"} if dynamic else {})}
     argv = [python, "-c", INSIDE, model, str(CONTEXT), *STRUCTS]

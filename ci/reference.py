@@ -73,7 +73,7 @@ def endpoints() -> str:
 
 
 def metric_items(file: str, function: str) -> list[list[str]]:
-    """Return the string literals of each row of a table in the server's source."""
+    """Return the string literals of each row of the table that a C++ function of the server returns."""
     text = (ROOT / "cpp/tools/server" / file).read_text(encoding="utf-8")
     body = text[text.index(f"::{function}() {{") :]
     body = body[: body.index("};")]
@@ -99,7 +99,7 @@ def budget_metrics() -> str:
 
 
 def conversation_metrics() -> str:
-    """Return a table of the numbers that the server reports for conversations outside of the cells."""
+    """Return a table of the numbers that the server reports for conversations that are stored outside of the cells."""
     found = metric_items("server-memory-stats.cpp", "conversation_items")
     return table(("name", "type", "help text"), ((f"`{name}`", kind, text) for name, kind, text in found))
 

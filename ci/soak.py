@@ -4,12 +4,12 @@ Usage: python ci/soak.py BIN_DIR VOCABULARY
 
 BIN_DIR has a llama-server with the patches. A build with a sanitizer is best (`kvtool build --preset tsan`). VOCABULARY
 is a vocabulary file of upstream's tree. The model has random weights. With --toy FILE, it has the same kind of cache as
-that model.
+the model in FILE.
 
 Clients send texts with equal beginnings, images, and requests for no token at all. At its end, each client disconnects
 in the middle of a stream, and another client starts. At the same time, slots are erased, saved and restored, the cells
 change their types, and the projector and the draft model are loaded and unloaded. Another thread reads the state all
-the time. The seed decides the requests, but not the order in which they arrive.
+the time. The random seed determines the requests, but not the order in which they arrive.
 
 The test passes if every request was answered correctly, or was refused for a known reason. After each round, no slot
 may be working, and the bytes of the slots must add up to the used bytes. The erased cache must be as small as at the
@@ -116,7 +116,7 @@ def rounds(soak: Soak, minutes: float) -> Iterator[int | None]:
 
 
 def judge_end(server: LlamaServer) -> None:
-    """Wait until the server has ended, because a sanitizer reports leaks at the very end."""
+    """End the server and check its exit code and its log. A sanitizer reports leaks only when the process ends."""
     server.process.terminate()
     try:
         code = server.process.wait(REST_SECONDS)

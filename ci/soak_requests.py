@@ -58,7 +58,7 @@ class Soak:
     def request(self, http: httpx.Client, what: str, path: str, body: Json, *refusals: str) -> Json:
         """Send a request and return the answer; {} if it was refused.
 
-        The reason must be one of `refusals`, or one that every request may receive.
+        The reason for a refusal must be one of `refusals`, or a reason that is allowed for every request.
         """
         answer = http.post(path, json=body)
         if answer.status_code == 200:
@@ -92,7 +92,7 @@ class Soak:
 
 
 def refused(answer: httpx.Response, what: str, body: Json, refusals: tuple[str, ...]) -> str:
-    """Return the name of a refusal. Raise Unexpected if this request must not be refused for this reason."""
+    """Return the name of the reason for a refusal. Raise Unexpected if this reason is not allowed for the request."""
     error = answer.json()["error"]
     kind, why = error["type"], error["message"]
     if answer.status_code == 503 and kind in ("unavailable_error", "out_of_memory_error"):

@@ -52,7 +52,10 @@ def compiled(tree: Path, build: Path, program: Path) -> Path:
 
 
 class Said(NamedTuple):
-    """Hold the output of the program, its exit code (the negative number of a signal), and whether a cache grew."""
+    """Hold one run of the program: its output, its exit code, and whether a cache grew.
+
+    code: the exit code; for a program that a signal ended, the negative number of the signal
+    """
 
     lines: tuple[str, ...]
     code: int | None
@@ -72,7 +75,10 @@ class Row(NamedTuple):
     patched: dict[str, Said]
 
     def difference(self, way: str) -> str:
-        """Return the first difference of the patched build in the output or the exit code; "" if there is none."""
+        """Return the first difference between both builds in the output or the exit code; "" if there is none.
+
+        way: the kind of cache of the patched build, a name in WAYS
+        """
         ours, theirs = self.patched[way], self.upstream
         if ours.code is None or theirs.code is None:
             return "no end"

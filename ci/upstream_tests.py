@@ -7,8 +7,9 @@ ctest that were built, except the tests that would download a file.
 
 With --model, the tests of states and of recurrent rollback also run on these models, which are test models with a
 vocabulary (kvtool/verify/models.py). test-save-load-state then has a prompt of 600 tokens, so that the cache has to
-grow. Upstream's own test models end at 256 positions, which is the size of a cache before its first growth. And most
-tests of ctest do not read the variable of --kv-dynamic, so their third column repeats the second.
+grow. Upstream's own test models end at 256 positions, which is the size of a cache before its first growth. Most
+tests of ctest do not read the environment variable of --kv-dynamic, so the result in their third column (the patched
+tree with --kv-dynamic) is the same as in the second (the patched tree).
 
 With --server-tests (upstream's tools/server/tests, whose requirements.txt must be installed), the tests of the server
 also run. They use the first model instead of downloads (ci/offline_server_models.py).

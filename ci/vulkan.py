@@ -100,7 +100,7 @@ def main(bin_dir: Path, globs: str, *, full: bool) -> int:
 
 
 def waits_for_fences(work: Path) -> Path | None:
-    """Build vulkan_wait.so in `work`. Return None if that fails, because the library only saves time."""
+    """Build vulkan_wait.so in `work`, and return its path. Return None if that fails: the library only saves time."""
     made = work / "vulkan_wait.so"
     work.mkdir(parents=True, exist_ok=True)
     source = Path(__file__).with_name("vulkan_wait.c")
