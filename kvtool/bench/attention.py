@@ -51,7 +51,7 @@ class TypeSpeed:
     kind: "prompt" or "generate"
     depth: the number of tokens in the context before the call
     n_tokens: the number of tokens of one call
-    base_seconds: the median duration of a call on the base
+    base_seconds: the median duration of a call on the side that is compared with
     seconds: the median duration of a call with this type
     """
 
@@ -154,7 +154,8 @@ def _speeds(name: str, base: str, pairs: Sequence[Pair]) -> list[TypeSpeed]:
 def attention_bars(speeds: Sequence[TypeSpeed]) -> tuple[Bar, ...]:
     """Return the figures that have a target.
 
-    These are the smaller types against f16 at the depths of _AT, and f16 against an unpatched build.
+    These are the speeds of the smaller types relative to f16 at the depths of _AT, and the speed of f16 relative to an
+    unpatched build.
     """
     found = []
     for s in speeds:

@@ -63,10 +63,10 @@ class Kind:
 
     k: the type of the keys at the start
     v: the type of the values at the start
-    ladder: the types of `--kv-auto-quant`, from large to small; "" without a budget
-    at: the token of a chunk at which the type must change first
-    least: True: take the smallest budget with a change at that token; False: take the largest
-    n_ctx: the tokens of a chunk
+    ladder: the types of `--kv-auto-quant`, from large to small; "" without a memory budget
+    at: the index of the token in a chunk at which the first change of type must happen
+    least: True for the smallest memory budget with which the type changes at that token; False for the largest
+    n_ctx: the number of tokens in a chunk
     """
 
     name: str
@@ -101,14 +101,14 @@ STEPS = (("f16 to q8_0 in the middle", "q8_0 from the start"), ("f16 to q4_0 in 
 
 @dataclass(frozen=True)
 class Loss:
-    """Report the loss of one cache. A tuple has a value and its standard error.
+    """Report the loss of one cache. Each tuple contains a value and its standard error.
 
     perplexity: the perplexity of the scored tokens
     log_ratio: ln(perplexity / perplexity of f16)
     divergence: the mean KL divergence from f16 in nats per token, () if it was not measured
     same_top: the percentage of tokens for which this cache and f16 prefer the same next token, () if not measured
-    budget: the budget in MiB, 0 without one
-    changes: the number of cells in the cache at each change of type in the first chunk
+    budget: the memory budget in MiB, 0 for a cache without a budget
+    changes: for each change of type in the first chunk, the number of cells that the cache had then
     command: the arguments of llama-perplexity, without the files
     """
 
@@ -147,7 +147,8 @@ class QualityResult(Report):
     def pictures(self) -> dict[str, bytes]:
         """Draw two plots with a bar for each kind of cache.
 
-        One plot has the divergence of its predictions from an f16 cache, the other one the change of its perplexity.
+        One plot shows how much the predictions with this cache diverge from those with an f16 cache. The other plot
+        shows by how much the perplexity differs from that of f16.
         """
         measured = [loss for loss in self.losses if loss.divergence]
         with plots.picture("quality", 2, rows=2, size=(8, 9)) as (files, (kl, log_ratio)):
@@ -172,7 +173,7 @@ def _with_error(pair: Sequence[float]) -> str:
 class Perplexity:
     """Measure the loss of precision of each kind of cache, with one program, model and text.
 
-    Finished runs are kept in `work`, so an interrupted measurement continues there.
+    The results of finished runs are kept in the folder `work`. After an interruption, only the other runs are made.
 
     chunks: the number of chunks, each of CONTEXT tokens
     """
@@ -277,7 +278,7 @@ class Perplexity:
         positions: dict[int, int] = {}
 
         def position(budget: int) -> int:
-            """Return the number of cells at the first change of type. 0: not even one cell fits into the budget."""
+            """Return the number of cells at the first change of type; 0 if not even one cell fits into the budget."""
             if budget not in positions:
                 probe = Kind("probe", ladder="f16,q8_0,q4_0")
                 try:
@@ -304,7 +305,7 @@ class Perplexity:
 
 
 def changes_in(log: str) -> tuple[int, ...]:
-    """Return the number of cells at each change of type in the first chunk, read from a log."""
+    """Parse a log. Return how many cells the cache had at each change of type in the first chunk."""
     cells = 0
     found = list[int]()
     for line in log.splitlines():
@@ -345,7 +346,8 @@ class _Journal:
 def quality_bars(losses: Sequence[Loss]) -> tuple[Bar, ...]:
     """Return the figures that have a target.
 
-    A change of type in the middle of a text must lose hardly more than the same type from the start.
+    A cache that changes to a type in the middle of a text may lose at most 1.1 times as much as a cache that has this
+    type from the start.
     """
     kl = {loss.kind: loss.divergence[0] for loss in losses if loss.divergence}
     name = "KL / KL of the type from the start"

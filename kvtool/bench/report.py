@@ -1,4 +1,4 @@
-"""Hold what all kinds of bench report: figures with their targets, tables for a terminal and for NAME.md, and plots."""
+"""Define the parts of every report of `kvtool bench`: figures with targets, tables, plots, and the files."""
 
 import json
 from collections import Counter
@@ -113,8 +113,8 @@ class Report(Result, command="bench"):
     def failure(self) -> KvtoolError | None:
         """Return the error of the report.
 
-        With strict, this is exit code 8 if a figure misses its target. Otherwise it is the reason why no files were
-        written.
+        If `strict` is True and a figure misses its target, this is a MeasureError, whose exit code is 8. Otherwise it
+        is the reason why the report could not be written to files, or None.
         """
         if not (self.strict and self.missed):
             return self.error

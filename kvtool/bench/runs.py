@@ -171,7 +171,7 @@ class Benched(Report):
 def _speed_lines(speeds: Sequence[Speed], kind: str) -> dict[str, dict[int, float]]:
     """Return the tokens per second of each cache at each depth.
 
-    The speed of the static cache is the median of its comparisons.
+    The static cache is measured in every comparison with another cache. Its speed is the median over all comparisons.
     """
     same = sorted((s for s in speeds if s.kind == kind), key=lambda s: s.depth)
     found = {STATIC: speed.medians((s.depth, s.n_tokens / s.seconds) for s in same)}
@@ -211,7 +211,7 @@ def rows_of(mode: str, said: Mapping[str, Any]) -> list[Row]:
 def medians(samples: Sequence[Sequence[Row]]) -> list[Row]:
     """Return the median of each row over all runs of one kind of cache.
 
-    A field is None if it is None in any run.
+    A field of the result is None if this field is None in any of the runs.
     """
 
     def median(values: tuple[Any, ...]) -> Any:

@@ -40,13 +40,13 @@ FLAGS = {STATIC: (), DYNAMIC: ("--kv-dynamic",), SHARED: ("--kv-dynamic", SHARE)
 
 @dataclass(frozen=True)
 class Load:
-    """Describe how much the chats ask.
+    """Define the number and the size of the requests of all chats.
 
     chats: the number of chats
     turns: the number of requests of each chat
-    common: the tokens of the system prompt
-    own: the tokens that each request adds
-    answer: the tokens of each answer
+    common: the number of tokens of the system prompt
+    own: the number of tokens that each request adds to the prompt
+    answer: the number of tokens of each answer
     """
 
     chats: int
@@ -57,7 +57,7 @@ class Load:
 
     @property
     def cells(self) -> int:
-        """Return the size of the context in cells: four times what all chats need without sharing.
+        """Return the size of the context in cells: four times the number that all chats need without sharing.
 
         Contexts of real servers are larger than their conversations, too.
         """
@@ -69,11 +69,12 @@ class Served:
     """Hold the measurements of one server.
 
     computed: the number of prompt tokens that the server computed, because they were not in a cache
-    first: the median time in seconds until the first token of each chat's first request, without the first chat
-    worst: the longest such time
+    first: the time in seconds from the first request of a chat to its first token: the median over all chats except
+        the first chat
+    worst: the longest of these times
     used: the bytes of the used cells after the last answer
     committed: the bytes that the caches have allocated after the last answer
-    resident: the bytes of the process, None if it is unknown
+    resident: the resident memory of the process in bytes, None if it is unknown
     error: the first error, "" for none
     """
 
@@ -134,7 +135,7 @@ class Reply(NamedTuple):
     tokens: the generated tokens
     computed: the number of prompt tokens that the server computed
     wait: the time in seconds until the first token
-    error: the reason if the reply did not end, "" if it did
+    error: the reason why the reply is incomplete, "" if it is complete
     """
 
     asked: int

@@ -57,7 +57,7 @@ class Change:
 
     before: the bytes of all cells before the change
     after: the bytes of all cells after the change
-    layer: the bytes of one layer before the change
+    layer: the bytes of one layer's cells before the change
     over_steady: the peak of the resident memory during the change minus the larger of its values before and after the
                  change, in bytes; None if the resident memory is unknown
     """
@@ -74,10 +74,10 @@ class Change:
 
 @dataclass(frozen=True)
 class BudgetCapacity:
-    """Report the tokens that fit into a budget.
+    """Report how many tokens fit into a memory budget.
 
     type: the type of the cells when the budget was full
-    committed: the bytes of the cache at the end
+    committed: the bytes that the cache had allocated when the budget was full
     budget: the budget in bytes
     """
 
@@ -181,7 +181,7 @@ def by_types(losses: Sequence[Loss]) -> dict[str, list[Loss]]:
 def _changes(mode: str, said: Mapping[str, Any]) -> list[Change]:
     """Parse the output of one kv-bench process with --retype.
 
-    Its points are the creation, the full cache, and then each change.
+    kv-bench measures the memory after the creation of the cache, when the cache is full, and after each change.
     """
     found = []
     for was, now in itertools.pairwise(said["points"][1 : 2 + len(CHANGES)]):

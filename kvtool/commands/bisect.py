@@ -34,7 +34,7 @@ class Verdict(enum.StrEnum):
 class Trial:
     """Hold the trial of a patch on one upstream tag.
 
-    outcome: the outcome of the patch there, "" if it is unknown
+    outcome: the outcome of applying the patch to this tag, "" if it is unknown
     why: the reason for the verdict "bad" or "skip"; "" for "good"
     failed: the hunks that do not apply
     """
@@ -139,7 +139,10 @@ class BisectResult(Result, command="bisect"):
 
 @dataclass(frozen=True)
 class BisectAt(Result, command="bisect"):
-    """Report the verdict on one commit of a clone with history. For git bisect run, the exit code is the verdict."""
+    """Report the verdict on one commit of a clone with history.
+
+    `git bisect run` reads the verdict from the exit code of kvtool.
+    """
 
     patch: str
     commit: str

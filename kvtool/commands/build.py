@@ -34,7 +34,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Command:
-    """Hold a command line, and the variables that are added to the environment of kvtool for it."""
+    """Hold a command line, and the environment variables that it gets in addition to those of kvtool."""
 
     argv: tuple[str, ...]
     env: dict[str, str]

@@ -125,7 +125,10 @@ def _render_conflicts(console: Console, reports: Sequence[PatchReport]) -> None:
 
 
 def _rooms(hunks: Sequence[tuple[str, FailedHunk]], lines: int) -> list[int]:
-    """Divide some lines of output among the diffs of some hunks. Short diffs leave room for long ones."""
+    """Divide `lines` lines of output among the diffs of the hunks. Return the number of lines for each diff.
+
+    A short diff gets only the lines that it needs, so that the long diffs get more.
+    """
     room = max(lines - _HEAD * len(hunks), 0)
     sizes = [min(len(_rows(hunk)), _MOST) for _, hunk in hunks]
     found = [0] * len(hunks)
@@ -157,7 +160,7 @@ def _render_hunk(console: Console, patch: str, hunk: FailedHunk, room: int) -> N
 
 
 def _rows(hunk: FailedHunk) -> tuple[str, ...]:
-    """Return the diff from the lines that the patch expects to the lines that upstream has."""
+    """Return a hunk's diff from the lines that the patch expects to the lines that upstream has."""
     if not hunk.diff and hunk.cause == "submodule":
         return (*(f"-{row}" for row in hunk.expected), *(f"+{row}" for row in hunk.found))
     return hunk.diff
@@ -187,7 +190,7 @@ def _runs(rows: Sequence[str]) -> list[list[str]]:
 
 
 def _cut(rows: Sequence[str], most: int) -> list[str]:
-    """Return the first `most` rows, followed by a row with the number of the others."""
+    """Return the first `most` rows. If more than one row is left out, add a row that says how many."""
     if len(rows) <= most + 1:
         return list(rows)
     return [*rows[:most], f"… {len(rows) - most} more lines: --verbose"]

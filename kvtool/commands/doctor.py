@@ -30,7 +30,7 @@ class Check:
     required: True if fetch, build or verify needs it
     found: the version, size or path that was found
     problem: the reason why it is insufficient, "" if it is sufficient
-    how: how to get it on each system, as lines
+    how: the commands that install it, one line for each operating system
     """
 
     name: str
@@ -91,7 +91,7 @@ def _check(name: str, found: str, problem: str, how: str, *, required: bool = Tr
 def _tool(tool: toolchain.Tool, optional: str = "") -> Check:
     """Return the check of a tool.
 
-    optional: what is lost without the tool; "" for a required tool
+    optional: for an optional tool, a sentence about the disadvantage of not having it; "" for a required tool
     """
     problem = "; ".join(filter(None, (tool.missing, optional))) if tool.missing else ""
     return _check(tool.name, f"{tool.version} ({tool.path})".strip(), problem, tool.how, required=not optional)

@@ -106,8 +106,9 @@ class ExportResult(Result, command="export"):
 class _Source:
     """Hold what an export reads: the tree, the series, and the change that is being written.
 
-    was: by patch id, the diff of each patch as it was applied; empty if the tree is on the lock's current tag. On
-        another tag, applying a patch can change its lines, so this diff shows which patches were not edited.
+    was: the diff of each patch as kvtool applied it to the tree, by patch id; empty if the tree is on the lock's
+        current tag. On another tag, applying a patch can change its lines. So an export compares a commit with this
+        diff to find whether the user edited the patch.
     """
 
     state: TreeState
@@ -190,9 +191,9 @@ def _write(project: Project, source: _Source, folded: FoldedSeries, todo: tuple[
 
 
 def _require_whole(context: SeriesContext, upstream: Upstream, scratch: Scratch) -> None:
-    """Check that all patches still apply after a change in a tree that has only some groups.
+    """Check that the whole series still applies after a change that was made in a tree with only some groups.
 
-    Raise ConflictError if a patch of a group outside the tree no longer applies.
+    Raise ConflictError if a patch of a group that the tree does not contain no longer applies.
     """
     if error := conflict_error(context.build(scratch, upstream).reports, upstream.tag):
         raise ConflictError(
@@ -203,9 +204,10 @@ def _require_whole(context: SeriesContext, upstream: Upstream, scratch: Scratch)
 
 
 def _group_commits(source: _Source, todo: tuple[Change, ...], groups: tuple[str, ...], scratch: Scratch) -> Replayed:
-    """Build commits with some groups alone, for a reviewer who reads only these.
+    """Build the commits of some groups without the rest of the series, for a reviewer who reads only these groups.
 
-    The first commit has the files of cpp/. Its message is the first section of patches/GROUP.md of the last group.
+    The first commit adds the files of cpp/. Its message is the first section of the page patches/GROUP.md, where GROUP
+    is the last of the groups.
     """
     project, applied = source.context.project, source.applied
     if missing := [group for group in groups if applied.groups and group not in applied.groups]:
@@ -262,7 +264,7 @@ def export_series(
     groups: tuple[str, ...] = (),
     choices: ExportChoices | None = None,
 ) -> ExportResult:
-    """Write the commits of the tree to patches/ and cpp/ or, with mailbox, to mails."""
+    """Write the commits of the tree to patches/ and cpp/ or, if `mailbox` is a folder, as mails into that folder."""
     project, console = env.project, env.console
     reject(
         "export",

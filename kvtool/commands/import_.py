@@ -94,7 +94,7 @@ def announce(plan: ForkPlan) -> list[str]:
 
 
 def _carried_line(patch: ForkPatch) -> str:
-    """Return a line with the commits that a merge or a squashed patch contains."""
+    """Return a line that lists the fork's commits that a patch contains. The patch is a merge or a squashed patch."""
     shown = " ".join(commit[:10] for commit in patch.carried[:_SHOWN])
     more = f" and {len(patch.carried) - _SHOWN} more" if len(patch.carried) > _SHOWN else ""
     return f"    {patch.subject.partition(': carry the changes')[0]}: {shown}{more}"
@@ -233,7 +233,7 @@ class _Importer:
     def _local_mirror(self) -> Git | None:
         """Return the mirror's repository if it is on this machine, else None.
 
-        Any commit of a local repository can be the base, also one that is not in upstream.lock.
+        Any commit of a local mirror can be the base of a fork, even a commit that is not in upstream.lock.
         """
         place = expanded(self.context.mirror) if self.context.mirror else None
         return Git(place) if place and place.is_dir() else None

@@ -129,9 +129,9 @@ def create(
 
 
 def _copy_pages(source: Project, made: Project, other: OtherUpstream | None) -> list[str]:
-    """Copy the guides into a new project. Return the paths of those outside of patches/.
+    """Copy the guides into a new project. Return the paths of the copied guides that are outside of patches/.
 
-    A page that exists is kept. A link to a page that the new project does not have becomes plain text.
+    A page that the project already has is kept. A link to a page that the new project does not have becomes plain text.
     """
     copied = [page for page in _PAGES if (source.root / page).exists() and not (made.root / page).exists()]
     for page in copied:

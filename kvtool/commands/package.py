@@ -38,7 +38,7 @@ class Packaged(Result, command="package"):
     bytes: the size of the file
     sha256: the digest of the file
     files: the paths in the archive
-    checked: True if the programs were tested in another folder
+    checked: True if the archive was unpacked in another folder and its programs were tested there
     """
 
     archive: Path

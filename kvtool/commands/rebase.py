@@ -87,7 +87,7 @@ def _told(context: SeriesContext, upstream: Upstream, done: Rehearsal, outcome: 
 def _older(context: SeriesContext, upstream: Upstream, done: Rehearsal) -> str:
     """Explain why an upstream that is not in the lock counts as older than the locked one.
 
-    Returns "" if no patch is left out for this reason.
+    Returns "" if the upstream does not count as older, or if no patch is left out because of this.
     """
     locked = context.lock.upstream()
     here = {report.id for report in done.locked.reports if report.commit}
@@ -289,7 +289,7 @@ def _advance(context: SeriesContext, git: Git, state: RebaseState) -> RebaseResu
 
 
 def _check_lint(project: Project, changes: tuple[Change, ...], scratch: Scratch) -> None:
-    """Raise LintError if the rebased series has a fault in a patch file that the old series did not have."""
+    """Raise LintError if lint finds a fault in a patch file of the rebased series that the old series did not have."""
     after = preview_project(project, changes, scratch.place())
     faults = [lint_project(each, known_tests(each.cpp)) for each in (project, after)]
     known = {(fault.file, fault.rule) for fault in faults[0]}

@@ -25,7 +25,7 @@ class RebaseResult(Result, command="rebase"):
     range_diff: the path of a report with the changes of each patch
     files: the files written in the project
     patches: one report for each patch, in the order of the series
-    seconds: the time in which the patches were merged
+    seconds: the time that merging the patches needed
     filled_in: the files whose conflict git rerere resolved in the same way as before
     mirror: the repository that upstream was fetched from, "" if the user named none
     older: the reason why an upstream that is not in the lock counts as older, and the patches left out because of it
@@ -213,9 +213,10 @@ column is a patch. A number is the number of hunks that were applied. *skipped* 
 
 
 def _counts(row: SpanRow) -> tuple[str, ...]:
-    """Return the numbers of one upstream tag.
+    """Return the row of the table for one upstream tag: the tag, its date, the outcome, four numbers and the seconds.
 
-    These are the patches that apply, those that from/until leave out, those that fail or lose changes, and the hunks.
+    It counts the patches that apply, the patches that from/until leave out, the patches that fail or lose changes, and
+    the hunks.
     """
     applied = [p for p in row.patches if p.outcome == PatchOutcome.APPLIED and not p.lost]
     left_out = sum(p.outcome == PatchOutcome.SKIPPED for p in row.patches)

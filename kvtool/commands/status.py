@@ -26,8 +26,9 @@ class StatusResult(Result, command="status"):
     why: the reason why the tree is not clean
     next: what the user can do about it
     upstream_lines: the number of lines that the patches change in upstream's own files
-    groups: the number of such lines for each group of patches; the name "" means patches without a group
-    goal_lines: the limit of series.toml for the lines of each group, 0 if there is none
+    groups: the name of each group, and the number of upstream lines that its patches change; the name "" means patches
+        without a group
+    goal_lines: the limit in series.toml for the changed lines of each group, 0 if there is no limit
     new_files: the number of files of cpp/ that belong into the tree
     unlisted: the patch files that series.toml does not name
     patches: the report of each patch from the last apply

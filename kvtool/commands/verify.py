@@ -126,7 +126,7 @@ def programs(env: Env, options: Options, kinds: frozenset[str]) -> Iterator[Path
 
 @dataclass(frozen=True)
 class Verification:
-    """Run verify once.
+    """Run all checks of one call of `kvtool verify`.
 
     told: actions that run after the findings are written
     """
@@ -205,7 +205,10 @@ class Verification:
             return runner.kv_checks(planned, self.program("kv-check"), lanes, bar.update, on_finding)
 
     def _drafts(self, toys: Sequence[Path]) -> list[Check]:
-        """Return the checks of draft models: one that shares the cells of its target, and one that is an MTP layer."""
+        """Return the checks of two draft models.
+
+        One draft model shares the cells of its target model. The other is the MTP layer of its target model.
+        """
         planned: list[Check] = []
         if (self.project.tree / "src" / "models" / "gemma4-assistant.cpp").is_file():
             target, draft = drafts.draft_pair(self.work)
@@ -215,7 +218,10 @@ class Verification:
         return planned
 
     def _matrix(self, toys: Sequence[Path], tag: str) -> list[Finding]:
-        """Run --matrix in host memory and on the device. Skip the checks that an interrupted run has finished."""
+        """Run the checks of --matrix with the cache in host memory, then with the cache on the device, if there is one.
+
+        Skip the checks that an earlier, interrupted run has finished.
+        """
         label, lanes = self.on.label, self.on.lanes
         planned = [(matrix.in_memory(toys), (devices.IN_MEMORY,) * len(lanes))]
         planned += [(matrix.on_device(toys, label), lanes)] if label else []
@@ -240,7 +246,7 @@ class Verification:
     def _speakers(self, toys: Sequence[Path]) -> dict[str, Path]:
         """Make models that read and write text.
 
-        There is one for each memory class (the kind of llama.cpp's cache), or two in all with --quick.
+        There is one model for each memory class (kind of llama.cpp's cache). With --quick, there are only two models.
         """
         wanted = checks.named_toys(toys, checks.CLASS_TOYS[:2] if self.options.quick else checks.CLASS_TOYS)
         vocabulary = self.project.tree / "models" / models.VOCABULARY

@@ -108,7 +108,10 @@ class Settings:
 
 
 def model_path(env: Env, name: str) -> Path:
-    """Return the path of a model's file. If it is a name of `kvtool fetch --model`, download the model first."""
+    """Return the path of a model's file.
+
+    `name` is a path, or a name that `kvtool fetch --model` knows. For such a name, the model is downloaded if needed.
+    """
     file = Path(name).expanduser()
     if file.exists() or name not in models.names():
         return file
@@ -128,7 +131,7 @@ def subjects(env: Env, named: Sequence[str], settings: Settings, *, quick: bool)
 
 
 def compare(env: Env, wanted: Sequence[Subject], bin_dir: Path, work: Path, on: Device, tag: str) -> ModelsVerified:
-    """Compare a static and a dynamic cache on each model. First print how much memory that needs."""
+    """Compare a static and a dynamic cache on each model. Before, print how much memory the comparison needs."""
     started = time.monotonic()
     text = own_model.write_text(work / "text.txt")
     in_host_memory = on.label in ("", "metal", "rpc")

@@ -123,7 +123,7 @@ def _cmake_reason(output: str) -> str:
 
 
 def _existing_targets(planned: Plan) -> tuple[str, ...]:
-    """Return the targets to build: those that the user named or, without names, those default targets that exist.
+    """Return the targets to build: the targets that the user named or, without names, the default targets that exist.
 
     Raises UsageError for an unknown name.
     """

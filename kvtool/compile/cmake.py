@@ -91,7 +91,7 @@ _SANITIZED: Mapping[str, str] = {
 def _sanitized(*kinds: str) -> Preset:
     """Return a preset with sanitizers.
 
-    Upstream's options with LLAMA_ do not affect ggml, so the options with GGML_ are needed, too.
+    Upstream's CMake options LLAMA_SANITIZE_... do not affect ggml, so the options GGML_SANITIZE_... are set, too.
     """
     return Preset({**_SANITIZED, **{f"{part}_SANITIZE_{kind}": "ON" for part in ("LLAMA", "GGML") for kind in kinds}})
 
@@ -143,7 +143,7 @@ class Plan:
     """Describe one build: the commands, their folder and their environment.
 
     tests: the targets of the C++ unit tests in cpp/
-    chosen: the targets that the user named; an unknown one is an error
+    chosen: the targets that the user named; an unknown target is an error
     defines: the CMake variables that the user set with -D; they have priority
     with_page: build llama-server's web page if npm is installed
     page_required: treat a missing web page as an error

@@ -1,4 +1,4 @@
-"""Parse ninja's output: its counters, and the commands that failed with their output. Nothing is run here.
+"""Parse ninja's output: the numbers of its steps, and the commands that failed with their output. Nothing is run here.
 
 Without a terminal, ninja prints one line for each finished step, such as `[3/220] Building CXX object ...`. The output
 of the step's command (warnings) follows. For a step that failed, ninja prints:
@@ -74,7 +74,7 @@ class OutputParser:
 def parse_targets(text: str) -> frozenset[str]:
     """Return the names of the targets, from the output of `ninja -t targets all`.
 
-    Its lines are `name: rule`. Files in a folder are left out.
+    Each line of this output is `name: rule`. A name with a slash is the path of a file, and is left out.
     """
     names = (line.rpartition(": ")[0] for line in text.splitlines())
     return frozenset(name for name in names if name and "/" not in name and "\\" not in name)

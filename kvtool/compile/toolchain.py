@@ -80,10 +80,10 @@ PREFIXES = ("/usr/local", "/usr", "/opt/homebrew")
 class Tool:
     """Describe one tool.
 
-    path: where it is, None if it is missing
-    missing: the reason why it counts as missing
-    how: how to install it
-    flags: the CMake variables with its path, if CMake would not find it
+    path: the path of the tool, None if it is missing
+    missing: the reason why the tool counts as missing
+    how: how to install the tool
+    flags: the CMake variables with the path of the tool, if CMake would not find the tool
     """
 
     name: str
@@ -97,7 +97,8 @@ class Tool:
 def version_of(path: Path) -> str | None:
     """Return the first version number that a program prints: "" if it prints none, None if the program does not run.
 
-    On macOS, the compiler is a placeholder that fails until the command line tools are installed.
+    A path that exists is not enough. On macOS, for example, the compiler is a placeholder that fails until Apple's
+    command line tools are installed.
     """
     # Microsoft's cl has no --version, but prints its version if it is called without arguments
     done = _ran(path) if path.stem.lower() == "cl" else _ran(path, "--version")
@@ -149,7 +150,7 @@ def find_compiler(language: str) -> Tool:
 
 
 def find_git() -> Tool:
-    """Find git on PATH. An older version than GIT counts as missing."""
+    """Find git on PATH. A git that is older than the version GIT counts as missing."""
     tool = find("git")
     version = tuple(int(part) for part in re.findall(r"\d+", tool.version)[:2])
     if tool.path is None or version >= GIT:
@@ -217,9 +218,11 @@ _DRIVER_CALLS = (
 
 
 def _unlinked(home: Path) -> tuple[Tool, ...]:
-    """Return a Tool that is missing if NVIDIA's packages from PyPI lack links that a build needs; nothing otherwise.
+    """Check the links that a CUDA build needs in NVIDIA's packages from PyPI.
 
-    These packages do not have the names by which nvcc and CMake search for libraries, nor a placeholder for the driver.
+    If links are missing, return a Tool that counts as missing and says how to make them; otherwise return nothing. The
+    packages have the libraries, but not under the names that nvcc and CMake search for. They also lack a placeholder
+    for the driver's library.
     """
     wanted = ("lib64", "lib/libcudart.so", "lib/stubs/libcuda.so")
     missing = [name for name in wanted if not (home / name).exists()]
@@ -259,7 +262,10 @@ def _find_vulkan() -> tuple[Tool, ...]:
 
 
 def _find_vulkan_headers(prefixes: Sequence[Path]) -> Tool:
-    """Find the first headers that are new enough for ggml-vulkan. CMake would use the first headers, old or new."""
+    """Find the first Vulkan headers that are new enough for ggml-vulkan.
+
+    CMake would use the first headers that it finds, even if they are too old.
+    """
     name = "Vulkan headers"
     places = [*_paths("CPATH"), *(prefix / folder for prefix in prefixes for folder in ("include", "Include"))]
     # the second file belongs to the same package, and has the names of both files
@@ -342,7 +348,7 @@ def require_npm() -> None:
 def find_openssl() -> Tool:
     """Find OpenSSL's headers.
 
-    CMake finds the libraries next to them. Only for Homebrew's OpenSSL it needs the folder.
+    CMake finds the libraries next to the headers. It needs to be told the folder only for Homebrew's OpenSSL.
     """
     kegs = [Path(prefix, "opt/openssl@3") for prefix in PREFIXES]
     places = _prefixes(*_paths("OPENSSL_ROOT_DIR"), *kegs)
@@ -361,7 +367,7 @@ def for_dry_run(backend: str, system: str | None = None) -> Toolchain:
 
 
 def _toolchain(tools: Sequence[Tool]) -> Toolchain:
-    """Return the tools by their role. A missing tool is represented by its name."""
+    """Return a Toolchain with the paths of the tools. The path of a missing tool is only its name, such as "ninja"."""
     found = {tool.name: tool.path for tool in tools}
     flags = {name: value for tool in tools for name, value in tool.flags.items()}
     cmake, ninja = (found[name] or Path(name) for name in ("cmake", "ninja"))

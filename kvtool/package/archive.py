@@ -34,7 +34,7 @@ class Entry:
 
 
 def archive_name(tag: str, system: str, machine: str, backend: str, preset: str) -> str:
-    """Return upstream's name for an archive of this build. It contains the preset if that is not "dist"."""
+    """Return the name that upstream would use for an archive of this build. A preset other than "dist" is appended."""
     usual = {"Linux": "cpu", "Darwin": "metal"}.get(system)
     what = [_SYSTEMS.get(system, system.lower()), *([backend] if backend != usual else [])]
     what += [_MACHINES.get(machine.lower(), machine.lower()), *([preset] if preset != "dist" else [])]

@@ -47,9 +47,9 @@ def _passed(found: Finding) -> None:
 
 
 def _serves(folder: Path, speaker: Path, work: Path) -> None:
-    """Check that llama-server prints its version and answers.
+    """Check that llama-server prints its version and answers a request.
 
-    If the manifest lists the web page, check that it has one.
+    If the manifest says that the web page is included, check that the server delivers the page.
     """
     server = _program(folder, "llama-server")
     process.capture([server, "--version"], error=VerifyError, timeout=60)

@@ -39,7 +39,7 @@ def _file(path: Path) -> Entry:
 
 
 def _licences(project: Project, git: Git) -> list[Entry]:
-    """Return upstream's licence, and the licences of other code that is compiled in, named after its folder."""
+    """Return upstream's licence, and the licences of compiled-in code, each with the name of its folder."""
     found = {}
     for path in git.entries("ls-files", "-z"):
         if _LICENCE.search(path) and not path.startswith("gguf-py/"):

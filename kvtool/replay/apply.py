@@ -25,7 +25,7 @@ NEW_FILES_MESSAGE = "kvtool: add the files of cpp/\n"
 class FailedHunk:
     """Report a hunk that did not apply, or that git applied at a wrong place.
 
-    Its lines are known only if the tree that the patch was made on is available.
+    The fields with its lines are empty if the tree that the patch was made on is not available.
     """
 
     path: str
@@ -91,7 +91,7 @@ def blobs_of(git: Git, files: Sequence[NewFile]) -> list[Blob]:
 
 @dataclass(frozen=True)
 class Commit(Authored):
-    """Hold a commit of a patched tree, with its diff as git prints it with DIFF_FLAGS."""
+    """Hold a commit of a patched tree. `diff` is its diff, as git prints it with the options DIFF_FLAGS."""
 
     id: str
     parents: tuple[str, ...]  # ids of the parents; a merge has several
@@ -162,7 +162,10 @@ def _listed(names: Sequence[str], between: str = ", ") -> str:
 
 
 class Builder:
-    """Make a chain of commits with an index of its own. `commit` and `tree` belong to the last commit."""
+    """Make a chain of commits, one after the other, in a git index of its own.
+
+    `commit` and `tree` are the ids of the last commit and of its tree.
+    """
 
     def __init__(self, scratch: Scratch, commit: str) -> None:
         self.git, self.commit = scratch, commit
@@ -234,7 +237,7 @@ class Builder:
             self.git.run("update-index", "-z", "--index-info", input=lines, env=self._env)
 
     def put_entries(self, entries: Mapping[str, Entry]) -> None:
-        """Set paths of the index to the given states. A state without a mode removes the path."""
+        """Set the mode and the content of paths in the index. An entry without a mode removes its path."""
         gone = [f"0 {'0' * 40}\t{path}\0" for path, entry in entries.items() if not entry.mode]
         here = [f"{entry.mode} {entry.id}\t{path}\0" for path, entry in entries.items() if entry.mode]
         self.git.run("update-index", "-z", "--replace", "--index-info", input="".join(gone + here), env=self._env)
@@ -257,7 +260,7 @@ class Builder:
         return self.git.raw("diff-tree", "-p", *DIFF_FLAGS, before, after)
 
     def reset(self, tree: str = "") -> None:
-        """Reset the index to a tree. Without one, reset it to the last commit."""
+        """Reset the index to a tree. If no tree is given, reset it to the last commit."""
         self.git.run("read-tree", tree or self.tree, env=self._env)
 
     def write_tree(self) -> str:
@@ -313,7 +316,7 @@ def replay(scratch: Scratch, base: str, series: Series, message: str = NEW_FILES
 def _name_later_patches(
     builder: Builder, report: PatchReport, failed: LoadedPatch, later: Sequence[LoadedPatch]
 ) -> PatchReport:
-    """Return the report of a conflict with the names of later patches that must come first, if there are any."""
+    """Add to the report of a conflict the names of later patches that must be applied first, if there are any."""
     needed = _patches_needed(builder, failed, [loaded for loaded in later if loaded.wanted])
     if not needed:
         return report
@@ -324,7 +327,7 @@ def _name_later_patches(
 
 
 def _patches_needed(builder: Builder, failed: LoadedPatch, later: Sequence[LoadedPatch]) -> list[str]:
-    """Return the fewest later patches after which a failed patch applies; empty if there are none."""
+    """Return the fewest later patches that make a failed patch apply; empty if no later patches do."""
     paths = {file.path for file in parse_diff(failed.mail.diff)}
     near = [loaded for loaded in later if paths & {file.path for file in parse_diff(loaded.mail.diff)}]
 
@@ -406,7 +409,7 @@ def replay_patch(builder: Builder, loaded: LoadedPatch, missing: MissingLines, *
 def is_applied_already(builder: Builder, mail: Mail) -> bool:
     """Return True if a patch is in the tree already.
 
-    This is the case if the reverse patch applies, and removes each hunk from the function that the patch file names.
+    It is in the tree if the reverse patch applies, and removes each hunk from the function that the patch file names.
     """
     builder.reset()
     if not builder.apply(mail.diff, "--reverse"):
@@ -461,7 +464,7 @@ def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
 def conflict_error(reports: tuple[PatchReport, ...], label: str) -> KvtoolError | None:
     """Return the error of a series that did not apply completely, or None.
 
-    The error names the first patch with a conflict that the user must resolve.
+    The error names the first patch that needs the user, and lists the other such patches.
     """
     bad = [report for report in reports if report.needs_user]
     if not bad:

@@ -2,13 +2,15 @@
 
 A state is the commits of the patches on an upstream tag. The user names it in one of these ways:
 
-TAG        patches/ and cpp/ as they are now, on this tag of upstream.lock .          patches/ and cpp/ as they are now,
-on the lock's current tag REV        patches/ and cpp/ at a revision of the project's git repository, on the tag that
-its lock names as current REV:TAG    patches/ and cpp/ at a revision, on another tag tree       the commits of the
-patched tree
+    TAG        patches/ and cpp/ as they are now, on this tag of upstream.lock
+    .          patches/ and cpp/ as they are now, on the current tag of upstream.lock
+    REV        patches/ and cpp/ at a revision of the project's git repository, on the tag that was current there
+    REV:TAG    patches/ and cpp/ at a revision, on another tag
+    tree       the commits of the patched tree
 
-Commits are paired by the ids of their patches, and git range-diff compares one pair at a time. Without that, range-diff
-would pair commits by similarity, and would report a small patch with one changed line as removed and added.
+Commits are paired by the ids of their patches, and git range-diff compares one pair at a time. If git range-diff got
+all commits at once, it would pair them by similarity. It would then report a small patch with one changed line as
+removed and added.
 """
 
 from dataclasses import dataclass, replace
@@ -135,7 +137,10 @@ def range_diff(git: Git, before: Snapshot, after: Snapshot) -> tuple[Pair, ...]:
 
 
 def _commits(git: Git, state: Snapshot) -> dict[str, tuple[str, str, str]]:
-    """Return the commits of a state in order: by a key for the patch, its id, the commit and the subject."""
+    """Return the commits of a state in order, as tuples of patch id, commit id and subject.
+
+    The key of a commit is equal in both states if the commits belong to the same patch.
+    """
     log = git.entries("log", "-z", "--reverse", "--topo-order", "--format=%H %s", f"{state.base}..{state.head}")
     told = [(state.ids.get(entry[:40], ""), entry[:40], entry[41:]) for entry in log]
     found: dict[str, tuple[str, str, str]] = {}

@@ -31,7 +31,7 @@ def add_cause(
     old: the file that the patch was made on
     new: upstream's file
     moved_to: where upstream has the lines now, as "path:line"; "" if that is unknown
-    moved: if the whole function moved there, its first line; "" if only a line of the hunk did
+    moved: the first line of the function, if the whole function moved there; "" if only a line of the hunk moved
     """
     region = map_lines(old, new).map_range(piece.start, piece.start + len(piece.before))
     cause, reason = hunk.cause, hunk.reason
@@ -106,7 +106,7 @@ def _equal_after(
 ) -> range | None:
     """Return the lines of upstream's file that are equal to the hunk's lines after both are normalized.
 
-    Returns None if they are not equal, or if they were equal before.
+    Returns None if they are not equal, or if they were equal without normalizing.
     """
     sides = [SourceFile(normalize(side.text), "", "") for side in (old, new)]
     region = map_lines(*sides).map_range(piece.start, piece.start + len(piece.before))
@@ -145,7 +145,7 @@ def _identifier_changes(line: bytes, other: bytes, known: Mapping[bytes, bytes])
 
 
 def _nearest(piece: Piece, new: SourceFile, region: range) -> range:
-    """Return the part of a large region that shares most words with the hunk's lines."""
+    """Return the part of a region of upstream's file that shares most words with the hunk. A small region is kept."""
     size = len(piece.before)
     if len(region) <= 3 * size + _MOST:
         return region

@@ -115,7 +115,7 @@ def squash_fixups(
     series: Series,
     choices: ExportChoices | None = None,
 ) -> FoldedSeries:
-    """Fold the fixups of base..head into their patches, so that the last commit has the same tree as before.
+    """Fold the fixups among the commits base..head into their patches. The tree of the last commit stays the same.
 
     Raises TreeError if a commit is a merge, if a patch has no commit any more, or if a fixup names no patch. Raises
     ConflictError if a fixup does not apply to its patch because it changes lines of a later patch.
@@ -238,7 +238,7 @@ def _message_of(commit: Commit, applied: Applied) -> str:
 
 
 def _loss_of_new_files(commit: Commit) -> list[str]:
-    """Return a sentence about a lost author and message, if a commit only has files of cpp/.
+    """Return a sentence that says that a commit's author and message are lost, if the commit only has files of cpp/.
 
     Files in cpp/ are stored without the author and the message of their commit. A commit that kvtool itself made has no
     message of a user, so nothing is lost.
@@ -296,10 +296,10 @@ def _find_missing(
     before: Sequence[Commit],
     choices: ExportChoices,
 ) -> list[str]:
-    """Return the patches that have no commit any more because the user wants that.
+    """Return the patches whose commits the user removed on purpose.
 
-    The user named them with --drop, or squashed them into another patch. Raise TreeError for any other patch without a
-    commit, so that no patch is dropped by accident.
+    The user named such a patch with --drop, or squashed it into another patch. Raise TreeError for any other patch
+    without a commit, so that no patch is dropped by accident.
     """
     there = {group.id for group in groups}
     was = {report.id: report.commit for report in applied.patches if report.commit}
@@ -330,7 +330,7 @@ def _find_missing(
 
 
 def _missing_error(missing: Sequence[LoadedPatch], fresh: Sequence[PatchCommits]) -> TreeError:
-    """Return an error that names, for each patch without a commit, the command that solves the problem."""
+    """Return an error about patches without a commit. For each patch, it names the command that solves the problem."""
     said: list[str] = []
     for loaded in missing:
         paths = {file.path for file in parse_diff(loaded.mail.diff)}
@@ -417,7 +417,8 @@ def plan_rebase(
 ) -> tuple[tuple[Change, ...], Applied]:
     """Return the changes that move the project to the new upstream, and the record of the tree that they result in.
 
-    The changes are tried in the temporary repository. The rebase always moves the whole series.
+    Before they are returned, the changes are tried in the temporary repository. A rebase always moves the whole series,
+    even if the tree has only some groups.
 
     If a patch file produces the same commit on the new upstream, the file stays as it is.
 
@@ -562,7 +563,7 @@ def _as_mail(git: Git, commit: str) -> bytes:
 def _gives_commit(scratch: Scratch, loaded: LoadedPatch, commit: str, was: bytes) -> bool:
     """Return True if a patch file produces this commit, so that the file need not change.
 
-    The file may have other line numbers.
+    The file may have other line numbers than a newly written patch file.
 
     was: the diff of the patch as it was applied to this upstream
     """

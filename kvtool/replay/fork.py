@@ -5,8 +5,8 @@ This is done for each file: if moving the commits gives a file the content that 
 commits. The changes of all other files are squashed into one patch for each folder.
 
 A fork can have upstream's files without upstream's commit, for example after a squashed merge. Then the commit of the
-fork that is most similar to upstream takes the place of the merge. Its difference from upstream is squashed, and the
-commits after it become patches.
+fork whose tree is most similar to upstream is treated like the last merge. The difference between this commit and
+upstream is squashed, and the commits after it become patches.
 """
 
 import itertools
@@ -182,7 +182,7 @@ def plan_import(
 
 
 def _kept_line(git: Git, base: str, head: str) -> tuple[str, tuple[str, ...]]:
-    """Return the commit before the ones that are kept, and the kept ones with the oldest first.
+    """Return the commit before the first kept commit, and the kept commits with the oldest first.
 
     The kept commits are the first-parent commits after the last merge of upstream.
     """
@@ -205,7 +205,7 @@ def _kept_line(git: Git, base: str, head: str) -> tuple[str, tuple[str, ...]]:
 def _nearest_commit(git: Git, tree: str, head: str) -> tuple[str, int]:
     """Return the first-parent commit of a fork that is most similar to a tree, and the number of files that differ.
 
-    If several commits are equal, the oldest one is returned. git is called only twice for the whole history.
+    If several commits are equally similar, the oldest one is returned. git is called only twice for the whole history.
     """
     wanted = read_tree(git, tree)
     rows = git.line("log", "--first-parent", "--reverse", "--format=%H %T", head).split()
@@ -391,7 +391,7 @@ def folder_groups(sizes: Mapping[str, int], depth: int = 1) -> dict[str, list[st
 
 
 def _sizes(git: Git, after: Mapping[str, Entry], theirs: Mapping[str, Entry]) -> dict[str, int]:
-    """Return the size of each path's change: about the number of lines. A removed file has size 1."""
+    """Return the approximate number of changed lines for each path. A removed file counts as one line."""
     found: dict[str, int] = {}
     for path, entry in after.items():
         if not entry.mode:
@@ -465,7 +465,7 @@ def _changes(git: Git, old: str, new: str) -> dict[str, tuple[Entry, Entry]]:
 
 
 def _merge_entry(git: Git, now: Entry, old: Entry, new: Entry) -> Entry | None:
-    """Make the change from `old` to `new` in the current state of a path. Return None if it conflicts."""
+    """Apply the change from `old` to `new` to the current state `now` of a path. Return None if there is a conflict."""
     if now in (old, new):
         return new
     plain = {"100644", "100755"}

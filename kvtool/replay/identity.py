@@ -2,9 +2,12 @@
 
 These rules are tried in order. A patch gets at most one commit, and a commit at most one patch:
 
-1. The user has assigned it, with `kvtool export --assign COMMIT=ID` or a trailer `Kvtool-Patch: ID` in the message. 2.
-The commit is the one that kvtool made from the patch. 3. The commit changes the same lines as the patch (its patch-id).
-If several do, the one with an equal subject is chosen. 4. The commit has the subject of the patch.
+1. The user has assigned the commit to the patch, with `kvtool export --assign COMMIT=ID` or a trailer
+   `Kvtool-Patch: ID` in the message.
+2. kvtool itself made the commit from the patch.
+3. The commit changes the same lines as the patch (git's patch-id). If several commits do, the commit with the subject
+   of the patch is chosen.
+4. The commit has the subject of the patch.
 
 So a commit can be reworded, changed, moved or split, and two patches may have the same subject.
 """
@@ -52,7 +55,7 @@ def parse_assignments(assigned: Sequence[str], commits: Sequence[Commit], ids: S
 def match_patches(
     candidates: Sequence[Candidate], patches: Sequence[LoadedPatch], applied: Applied, assigned: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the id of the patch that each commit belongs to, by commit id. Commits without a patch are left out."""
+    """Return the id of each commit's patch, by commit id. Commits that belong to no patch are left out."""
     by_id = {loaded.patch.id: loaded for loaded in patches if loaded.wanted}
     made = {report.commit: report.id for report in applied.patches if report.commit and report.id in by_id}
     found: dict[str, str] = {}

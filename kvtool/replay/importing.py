@@ -42,7 +42,7 @@ class ImportedPatch:
 def commit_patches(
     scratch: Scratch, base: ForkBase, patches: Sequence[IncomingPatch]
 ) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Apply patches in order. Return the last commit, the patch file of each commit, and the patches without effect.
+    """Apply patches in order. Return the last commit, the patch file of each commit, and patches that change nothing.
 
     Raises ConflictError with the first file that does not apply.
     """

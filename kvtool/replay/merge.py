@@ -2,20 +2,19 @@
 
 1. Hunks that upstream already has are left out. The result of such a hunk must be at the place that the line map gives:
    byte for byte or, in a file of C, with other white space. Such a hunk is never inserted a second time.
-2. A three-way merge (git merge-tree) places the other hunks. Its base is the tree that the patch was made on. So it
-finds
-   a place by upstream's real changes between the two trees. It follows a renamed file, and is not misled by a similar
-   function.
+2. A three-way merge (git merge-tree) places the other hunks. Its base is the tree that the patch was made on. So the
+   merge knows upstream's real changes between the two trees, and finds the place of a hunk by them. It follows a
+   renamed file, and is not misled by a similar function.
 3. If the merge meets a conflict, or puts a hunk into a wrong place, the plain patch with one line of context is tried.
-It
-   needs no relation between the two trees, so it works for a function that was moved. It uses the nearest place that
-   fits, which may be wrong.
+   git apply only compares lines of context, so it also works for a function that was moved. But it uses the nearest
+   place that fits, which may be wrong.
 
 placement.py checks every hunk of the result of step 2 or 3. A hunk in a wrong place is reported as a conflict, with the
 wrong and the right place.
 
 Rejected: merging a line that upstream only re-aligned, and two insertions at one place. Over the 18 upstreams of the
-lock, and over 34 moves between them, these rules resolved no conflict. The second one merged a call behind a `break`.
+lock, and over 34 moves between them, these two rules resolved no conflict. The second rule merged a call after a
+`break`, where it is never reached.
 """
 
 import functools
@@ -50,7 +49,8 @@ class PickResult:
     tree: the id of the tree with the patch in it; None if the patch has a conflict
     failed: the hunks that have a conflict
     notes: remarks that the user should read
-    commit: if the user must merge by hand, the commit to merge: the patch without the hunks that upstream already has
+    commit: the commit that the user must merge by hand: the patch without the hunks that upstream already has; "" if
+        there is nothing to merge by hand
     """
 
     tree: str | None
@@ -62,7 +62,7 @@ class PickResult:
 def cherry_pick(builder: Builder, origin: Commit) -> PickResult:
     """Apply a patch to builder.tree by merging.
 
-    The caller must commit the tree. The index is left in an undefined state.
+    The caller must commit the tree. The content of the index is undefined afterwards.
     """
     git, onto = builder.git, builder.tree
     gone = moved_removals(git, origin, onto)
@@ -105,7 +105,7 @@ _SIMILAR = 0.75  # if a renamed file has a smaller share of equal lines, it may 
 
 
 def _note_renames(git: Git, origin: Commit, onto: str) -> tuple[str, ...]:
-    """Return a note for each file that was followed to another name although few of its lines are equal."""
+    """Return a note for each file that git treats as renamed although few of its lines are equal under both names."""
     notes: list[str] = []
     for path, name in _new_names(git, origin, onto).items():
         if name != path:
@@ -229,7 +229,7 @@ def _without(builder: Builder, origin: Commit, there: set[tuple[str, int]]) -> C
 
 
 def _numbered(origin: Commit, failed: FailedHunk) -> FailedHunk:
-    """Return the failed hunk with the number that it has in the whole patch."""
+    """Return the failed hunk with its number in the whole patch, because it may be from a patch without some hunks."""
     hunks = (hunk for hunk in hunks_of(origin.diff) if hunk.path == failed.path and _same_place(hunk, failed))
     hunk = next(hunks, None)
     return replace(failed, number=hunk.number, total=hunk.total) if hunk else failed
@@ -241,8 +241,9 @@ def _numbered(origin: Commit, failed: FailedHunk) -> FailedHunk:
 def three_way_merge(builder: Builder, origin: Commit) -> tuple[str, dict[str, dict[str, tuple[str, str]]]]:
     """Return the merged tree and its conflicts, as parse_unmerged() returns them.
 
-    A file with a conflict has markers in the tree. merge-tree has --merge-base only since git 2.40. So upstream's tree
-    is first made a commit on top of the base.
+    A file with a conflict has conflict markers in the tree. git merge-tree needs two commits with a common parent,
+    because its option --merge-base exists only since git 2.40. So upstream's tree is first made a commit on top of the
+    base.
     """
     git, onto = builder.git, builder.tree
     attributes = git.repo / "info/attributes"
@@ -288,7 +289,7 @@ def parse_unmerged(entries: Sequence[str]) -> dict[str, dict[str, tuple[str, str
 def _conflicts(
     git: Git, origin: Commit, onto: str, tree: str, unmerged: Mapping[str, Mapping[str, tuple[str, str]]]
 ) -> list[FailedHunk]:
-    """Return the conflicts of a merged tree: the hunks that have markers, and the files that cannot have markers."""
+    """Return the conflicts of a merged tree: hunks with conflict markers, and files that cannot have such markers."""
     found: list[FailedHunk] = []
     names = _new_names(git, origin, onto)
     files = {names[file.path]: file for file in parse_diff(origin.diff)}
@@ -309,9 +310,9 @@ def _conflicts(
 
 
 def _without_side(path: str) -> str:
-    """Return a path without the side of the merge.
+    """Return a path without the suffix, such as "~COMMIT", that names a side of the merge.
 
-    git appends the side if a file and a folder, or a file and a link, have the same name.
+    git appends this suffix if a file and a folder, or a file and a link, have the same name.
     """
     return re.sub(r"~[0-9a-f]{40}(_\d+)?$", "", path)
 
@@ -412,7 +413,7 @@ def has_every_hunk(git: Git, origin: Commit, onto: str, result: str) -> bool:
 
 
 def _changed_lines(hunk: Hunk) -> tuple[list[int], list[int]]:
-    """Return the removed lines in the old file, and the added lines in the new file, as numbers from 0."""
+    """Return the numbers of the removed lines in the old file and of the added lines in the new file, from 0 on."""
     old, new = hunk.old, hunk.new
     removed, added = list[int](), list[int]()
     for row in hunk.rows:
@@ -434,7 +435,7 @@ def apply_by_context(builder: Builder, diff: bytes) -> str | None:
 def _is_in_upstream(builder: Builder, origin: Commit) -> bool:
     """Return True if upstream has the whole patch.
 
-    This is the case if the reverse patch applies, and each of its hunks is at the right place.
+    Upstream has it if the reverse patch applies, and each hunk of the reverse patch is at the right place.
     """
     diff = builder.diff_of(origin.id, origin.parent)
     back = replace(origin, id=origin.parent, parents=(origin.id,), diff=diff)
@@ -499,7 +500,7 @@ def _refuse_moved_function(
 def _moved_function(
     git: Git, piece: Piece, base: SourceFile, now: SourceFile, old: tuple[str, str], new: tuple[str, str]
 ) -> tuple[str, str] | None:
-    """Return where the function of a hunk is now, as "path:line", and the first line of the function.
+    """Return the place to which upstream moved the function of a hunk, as "path:line", and the function's first line.
 
     Returns None if the function is still in the same file, or if it is not found.
 
@@ -596,7 +597,7 @@ def map_lines(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
 
 
 def add_context(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> FailedHunk:
-    """Return a failed hunk with the expected lines, upstream's lines, their diff, and the cause in words."""
+    """Add to a failed hunk the expected lines, upstream's lines, the diff between both, and the cause in words."""
     names = _new_names(git, origin, onto)
     files = [file for file in parse_diff(origin.diff) if hunk.path in (file.path, names[file.path])]
     if not files:

@@ -3,8 +3,8 @@
 Everything happens in a temporary repository that has both trees. No checkout and no ref changes. If a patch cannot be
 moved, the later patches are still tried, on the commits that could be made without it.
 
-The result is `head`. Its commits are equal to those that `kvtool apply` makes after the rebase. Every command gets its
-series from a SeriesContext.
+The result is the commit `head`. It and the commits below it are equal to those that `kvtool apply` makes after the
+rebase. Every command gets its series from a SeriesContext.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ class SeriesContext:
     """Load the series of a project, apply it to the locked upstream, or move it to another upstream.
 
     lock: the project's upstream.lock, to which more tags can be added in memory
-    known: the ids of the commits of unpatched upstream by tag, which are fetched when they are needed
+    known: the id of the commit of unpatched upstream for each tag that was needed so far
     listed: the tags of the project's upstream.lock
     groups: the groups of the series that are used; empty for all
     """
@@ -261,8 +261,8 @@ class _PatchMover:
     def _note_if_reverted(self, loaded: LoadedPatch) -> tuple[str, ...]:
         """Return a note if upstream seems to have reverted a patch that it once had.
 
-        The patch has `until`, because the old upstream contains it. If the new upstream does not contain it, upstream
-        has reverted it. The series would lose the effect of the patch unnoticed.
+        The patch has `until`, because the old upstream contains its change. If the new upstream does not contain the
+        change, upstream has reverted it. Without the note, nobody would notice that the effect of the patch is lost.
         """
         until, name = loaded.patch.until, loaded.patch.id
         was_skipped = any(r.id == name and r.outcome is PatchOutcome.SKIPPED for r in self._locked.reports)
@@ -282,7 +282,7 @@ class _PatchMover:
         )
 
     def _try(self, loaded: LoadedPatch, origin: Commit | None) -> PatchReport:
-        """Try a patch for which upstream.lock does not say whether it is needed. Apply it if it fits."""
+        """Try a patch for which from/until do not say whether the new upstream needs it. Keep it if it applies."""
         name, before, missing = loaded.patch.id, (self.builder.commit, self.builder.tree), self._missing
         self._missing = MissingLines()  # if this optional patch fails, later patches must not count as blocked by it
         report = self._place(replace(loaded, wanted=True), origin)
@@ -336,7 +336,11 @@ class _PatchMover:
 
 
 def lost_changes(was: bytes, now: bytes) -> str:
-    """Return how much of a patch was lost, "" for nothing. A hunk is counted as a run of changed lines."""
+    """Return how much of a patch a move has lost, as text; "" if nothing was lost. A hunk is a run of changed lines.
+
+    was: the diff of the patch before the move
+    now: the diff of the patch after the move
+    """
     hunks, hunks_now = count_runs(was), count_runs(now)
     lines, lines_now = (sum(diff_size(diff)[1:]) for diff in (was, now))
     if was and not now and not hunks:

@@ -33,9 +33,9 @@ class Group:
 
 
 def group_problems(table: Any) -> Iterator[UsageError]:
-    """Return each mistake of one [[group]] table, without looking at other tables.
+    """Yield each mistake of one [[group]] table, without looking at other tables.
 
-    If there is none, it can become a Group.
+    A table without mistakes can become a Group.
     """
     if not isinstance(table, dict):
         yield UsageError("not a table")

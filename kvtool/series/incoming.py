@@ -150,7 +150,7 @@ def _parse(raw: bytes, file: Path, lines_before: int) -> IncomingPatch:
 
 
 def _split_header(text: bytes) -> tuple[bytes, bytes]:
-    """Divide a text into its headers and the rest. The headers are "" if the text does not begin with any."""
+    """Divide a text into its headers and the rest. The first part is empty if the text does not begin with a header."""
     stop = _DIFF_START.search(text)
     lines = (text[: stop.start()] if stop else text).splitlines(keepends=True)
     count = 0

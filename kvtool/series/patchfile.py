@@ -82,8 +82,8 @@ class Hunk(Block):
     def function(self) -> str:
         """Return the function around the first changed line.
 
-        git's heading is the function before the hunk. So if a function begins in the hunk itself, above the change, its
-        first line is returned instead.
+        The heading that git prints after "@@" names the last function that begins before the hunk. If another function
+        begins in the hunk itself, above the change, the first line of that function is returned instead.
         """
         name = self.heading
         for row in self.rows:
@@ -250,8 +250,8 @@ def _path(head: bytes) -> str:
 def find_wrong_count(diff: bytes) -> tuple[int, str] | None:
     """Find the first hunk whose header does not agree with its number of lines.
 
-    Returns the number of the header's line, counted from 0, and a sentence about the mistake. Returns None if there is
-    none.
+    Returns the number of the header's line, counted from 0, and a sentence about the mistake. Returns None if all
+    headers are right.
     """
     lines = split_lines(diff)
     at = 0
@@ -295,7 +295,10 @@ def diff_size(diff: bytes) -> tuple[int, int, int]:
 
 
 def count_runs(diff: bytes) -> int:
-    """Return the number of runs of changed lines. It does not depend on context, while the number of hunks does."""
+    """Return the number of runs of adjacent changed lines.
+
+    The number of hunks depends on the number of context lines, but this number does not.
+    """
     marks = (b"".join(row[:1] for row in hunk.rows if row[:1] != b"\\") for hunk in hunks_of(diff))
     return sum(len(re.findall(rb"[-+]+", text)) for text in marks)
 
@@ -374,7 +377,7 @@ def clean_message(message: str) -> str:
 
 
 def mail_extras(raw: bytes) -> tuple[bytes, bytes]:
-    """Return the parts of a patch file that git would not write: more headers (Origin, Bug), and notes below `---`."""
+    """Return the parts of a patch file that git does not write: other headers (Origin, Bug), and notes below `---`."""
     head, _, rest = raw.partition(b"\n\n")
     fields = re.findall(rb"^[^\s:]+:.*\n?(?:[ \t].*\n?)*", head.partition(b"\n")[2] + b"\n", re.MULTILINE)
     headers = b"".join(field for field in fields if not _OWN_HEADERS.match(field))

@@ -8,9 +8,9 @@ place, because two functions may be similar. Two checks find such a hunk:
   other white space counts as the same line.
 - The function around the hunk must be the same as before. It is the same if the line map maps its first line to the
   first line of the new function, or if both first lines are equal because upstream moved the function. If the function
-  still exists, or if upstream made a copy of it, the hunk must stay in it: a diff can mistake the copy for the
-  original if the copy is more similar. There is one exception: if the function is now much shorter, its lines were
-  moved to the other function.
+  still exists, or if upstream made a copy of it, the hunk must stay in the original: a diff can mistake the copy for
+  the original if the copy is more similar. There is one exception: if the original is now much shorter, its lines were
+  moved to the function that has the hunk now.
 
 If upstream rewrote a line that the hunk needs, the line map does not have the line. Then the function must be the same,
 and the hunk must fit at exactly one place in it.
@@ -80,7 +80,8 @@ class LineMap:
     def map_range(self, start: int, stop: int) -> range:
         """Return the lines of the new file that take the place of the lines [start, stop).
 
-        They are the lines between the nearest lines before and after that still exist.
+        Take the nearest line before and the nearest line after [start, stop) that the new file still has. The result is
+        the lines of the new file between these two.
         """
         above, below = range(start - 1, -1, -1), itertools.count(stop)
         before = next((line for number in above if (line := self.line(number)) is not None), -1)
@@ -222,8 +223,8 @@ def _refuse_duplicate(placement: HunkPlacement, fresh: Mapping[bytes, int]) -> H
 def _keyed(piece: Piece, base: SourceFile, patched: SourceFile) -> Piece:
     """Return the hunk with the keys of its lines instead of the lines.
 
-    The keys are those of the whole file. A line alone would not be enough, because a string can begin in an earlier
-    line.
+    The keys are computed from the whole file. The lines of the hunk alone would not be enough, because a string can
+    begin in an earlier line.
     """
     before = base.keys[piece.start : piece.start + len(piece.before)]
     after = patched.keys[piece.made : piece.made + len(piece.after)]
@@ -231,9 +232,9 @@ def _keyed(piece: Piece, base: SourceFile, patched: SourceFile) -> Piece:
 
 
 def _mapped(piece: Piece, moved: LineMap) -> list[int]:
-    """Return where the hunk begins in the new file, once for each of its old lines that still exists.
+    """Compute the line of the new file at which the hunk begins, from each old line of the hunk that still exists.
 
-    The results differ if upstream separated the lines.
+    Return all results. They are different if upstream separated the lines of the hunk.
     """
     lines = (moved.line(piece.start + offset) for offset in range(len(piece.before)))
     return [line - offset for offset, line in enumerate(lines) if line is not None]
@@ -381,9 +382,9 @@ def _note_new_branch(placement: HunkPlacement, at: int, base: SourceFile, target
 
 
 def _mapped_back(piece: Piece, at: int, moved: LineMap) -> list[int]:
-    """Return the old numbers of the lines at which the hunk was applied.
+    """Return the numbers that the old file has for the lines at which the hunk was applied.
 
-    Lines without letters and digits are left out.
+    Lines without letters and digits, and lines that the old file does not have, are left out.
     """
     back = moved.inverse()
     was = (back.line(n) for n, line in enumerate(piece.before, at) if words([line]))
@@ -391,7 +392,7 @@ def _mapped_back(piece: Piece, at: int, moved: LineMap) -> list[int]:
 
 
 def _count(lines: Lines, part: Lines, starts: range) -> int:
-    """Return how often `part` occurs in a file, if it begins at one of the lines `starts`."""
+    """Return how often the lines `part` occur in a file. Only places that begin at a line in `starts` count."""
     wanted = list(part)
     return sum(lines[n : n + len(wanted)] == wanted for n in starts)
 

@@ -38,7 +38,7 @@ class Patch:
     group: str = ""  # id of the [[group]] that the patch belongs to, "" for none
 
     def wanted(self, lock: Lock, upstream: Upstream) -> bool:
-        """Return True if from/until include this upstream. The order of the tags is that of the lock."""
+        """Return True if from/until include this upstream. The tags are in the order of upstream.lock."""
         after = not self.since or lock.upstream(self.since).order <= upstream.order
         return after and (not self.until or upstream.order < lock.upstream(self.until).order)
 
@@ -74,9 +74,9 @@ class Series:
 
 
 def entry_problems(table: Any) -> Iterator[tuple[str, UsageError]]:
-    """Yield each error in a [[patch]] table, with the key that it is about.
+    """Yield each error in a [[patch]] table, with the key that the error is about.
 
-    If there is none, patch_of() accepts the table.
+    patch_of() accepts a table without errors.
     """
     if not isinstance(table, dict):
         yield "", UsageError("not a table")
@@ -240,13 +240,13 @@ def _series_digest(upstream: Upstream, files: tuple[NewFile, ...], patches: tupl
 def undecided_patches(series: Series, lock: Lock, upstream: Upstream) -> dict[str, str]:
     """Return the patches for which from/until do not decide whether an upstream needs them.
 
-    This can only happen on an upstream that is not in the lock. The result has the next tag of the lock for each patch.
-    The patch starts or ends at that tag. But the change of upstream that is the reason may be in any version before the
-    tag.
+    This can only happen on an upstream that is not in the lock. Such a patch starts or ends at the next tag that is in
+    the lock. But the change of upstream that is the reason may be in any version between the two tags of the lock. The
+    result maps the id of each such patch to that next tag.
 
-    Two kinds of patches are left out. A patch of a group that depends on another group may be a feature, which can
-    start later than the code of upstream that it needs. And a patch that takes the place of a patch which ends at that
-    tag starts there for this reason.
+    Two kinds of patches are not in the result. The first kind belongs to a group that depends on another group: it may
+    be a feature, which can start later than the code of upstream that it needs. The second kind replaces a patch that
+    ends at the next tag, and starts there for this reason.
     """
     alone, patches = {"", *(group.id for group in series.known_groups if not group.depends)}, series.patches
     tag = next((known.tag for known in lock.upstreams.values() if known.order == upstream.order + 1), None)

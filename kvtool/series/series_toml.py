@@ -1,7 +1,8 @@
 """Edit the text of series.toml. Comments, blank lines and the user's formatting stay with their entries.
 
 The text is divided into sections: everything above the first table, and then one section for each table. A comment
-belongs to the entry below it. Only a comment directly below the last line of an entry belongs to that entry.
+belongs to the entry below it. There is one exception: a comment directly below the last line of an entry, without a
+blank line between, belongs to that entry.
 """
 
 import itertools
@@ -32,7 +33,7 @@ class Section:
 
 
 def edit_series(text: str, order: list[str], added: dict[str, str], gone: Collection[str], group: str = "") -> str:
-    """Return the text with entries for new patches and without those of removed patches.
+    """Return the text with entries for new patches, and without the entries of removed patches.
 
     Entries are reordered only if that is necessary.
 
@@ -64,7 +65,7 @@ def set_limits(text: str, dropped: Collection[str], limits: Mapping[str, tuple[s
     """Return the text without the dropped patches, and with new limits.
 
     dropped: the ids of the dropped patches
-    limits: for each patch the key and the tag, such as ("until", tag)
+    limits: by patch id, the key to set and its new tag, such as ("until", tag)
     """
     listed, known = _entries(text)
     if not set(listed) & {*dropped, *limits}:
@@ -85,7 +86,7 @@ def split_sections(text: str) -> list[Section] | None:
     Return None if its patches are not [[patch]] tables, but written as `patch = [...]`.
 
     A line inside of a string or an array can look like the header of a table, and then the sections would be wrong. So
-    they are compared with the text as the TOML parser reads it.
+    the function compares the sections with the result of the TOML parser.
     """
     lines = text.splitlines(keepends=True)
     masked = _STRING.sub(lambda found: "x" + "\n" * found[0].count("\n"), text).splitlines()

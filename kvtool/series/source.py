@@ -64,7 +64,7 @@ class SourceFile:
 
     @cached_property
     def _hidden(self) -> list[bytes]:
-        """Return the lines with the white space in literals replaced by other characters."""
+        """Return the lines with the white space in literals replaced by other characters, so that _key() keeps it."""
         return split_lines(_TOKEN.sub(lambda m: m[0] if m["comment"] else m[0].translate(_HIDDEN), self.text))
 
     @cached_property
@@ -87,8 +87,8 @@ class SourceFile:
     def branches(self, number: int) -> dict[int, bytes]:
         """Return the #if branches around a line, the outermost first.
 
-        The key is the number of a branch's first line, and the value is its condition. An #elif is returned as an #if,
-        and an #else as "#else of" the branch above it.
+        The key is the number of a branch's first line, and the value is its condition. The condition of an #elif is
+        written as an #if. An #else has "#else of" and the condition of the branch above it.
         """
         return self._branches[number] if number < len(self._branches) else {}
 
@@ -207,7 +207,7 @@ class SourceFile:
     def _body(self, head: int) -> range | None:
         """Return the lines of the function that starts in the line `head`, or None for a declaration.
 
-        The function ends at the first closing brace that has the same indentation as this line.
+        The function ends at the first closing brace that has the same indentation as the line `head`.
         """
         code = self._code
         start = next((n for n in range(head, len(code)) if b"{" in code[n] or b";" in code[n]), None)

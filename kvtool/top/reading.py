@@ -17,7 +17,7 @@ class State(enum.StrEnum):
 
 
 class Phase(enum.StrEnum):
-    """Name what a slot is doing. WAITING means that it needs cells before it can start or continue."""
+    """Name the states of a slot. WAITING means that the slot needs free cells before it can start or continue."""
 
     IDLE = "idle"
     WAITING = "waiting"
@@ -29,10 +29,9 @@ class Phase(enum.StrEnum):
 class Memory:
     """Hold the memory of the caches of one context, which belongs to the target or to the draft model.
 
-    docs/reference/server.md explains the names. If a type is missing, the server has no cells now, or does not report
-    types.
+    docs/reference/server.md explains the names. A type is "" if the server has no cells now, or does not report types.
 
-    more: other numbers, which a newer server reports
+    more: numbers of a newer server that this version of kvtool does not know, by name
     """
 
     context: str

@@ -1,8 +1,8 @@
 """Ask a patched llama-server for the memory of its caches and the state of its slots.
 
-/props and /slots are read, but never /metrics, because a request for /metrics shortens the period over which the
-averages of other clients are computed. A request for /slots would wake a sleeping server, so a sleeping server is not
-asked for its slots.
+/props and /slots are read, but never /metrics: each request for /metrics resets averages that llama-server computes, so
+other clients of /metrics would get averages over a shorter period. A request for /slots would wake a sleeping server,
+so a sleeping server is not asked for its slots.
 """
 
 import contextlib

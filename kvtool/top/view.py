@@ -113,7 +113,10 @@ def _retyped(old: Memory, now: Memory) -> list[str]:
 
 
 def _speed(before: Slot | None, now: Slot, seconds: float) -> Speed:
-    """Return the speed of a slot. An idle slot has none. A new task is counted from its start."""
+    """Return the speed of a slot between two readings; no speed for an idle slot.
+
+    If the slot has a new task, the tokens since the start of the task count.
+    """
     if now.phase == Phase.IDLE or seconds <= 0:
         return Speed()
     same = before if before and before.task == now.task and before.phase != Phase.IDLE else None

@@ -1,8 +1,8 @@
 """Keep upstream trees in the user's cache: one bare git repository that several processes can use at the same time.
 
 The cache has upstream.git, in which refs/kvtool/upstream/<tag> names the commit of each tag. It has kvtool-tmp/ for
-unfinished work; the name is not tmp/, because KVTOOL_CACHE may be a folder that has a tmp/ of the user. And it has
-*.lock.
+unfinished work; the name is not tmp/, because KVTOOL_CACHE may be a folder that has a tmp/ of the user. It also has the
+lock files *.lock.
 
 A tree is added in these steps: it is downloaded into kvtool-tmp/, its id is compared with the lock, its objects are
 copied, and its ref is written. If kvtool is killed before the last step, only files in kvtool-tmp/ and objects without
@@ -44,7 +44,7 @@ class Cache:
     def base(self, upstream: Upstream) -> str | None:
         """Return the commit of an upstream if the cache has it; else None.
 
-        It must be complete, and must have the tree id of the lock.
+        The commit must be complete in the cache, and its tree must have the id from upstream.lock.
         """
         if not (self.repo / "HEAD").is_file():
             return None

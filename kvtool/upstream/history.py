@@ -40,7 +40,7 @@ class History:
     def blame(self, path: str, lines: tuple[str, ...]) -> str:
         """Return the newest commit that added or removed one of the lines.
 
-        The first line with such a commit counts. "" for none.
+        If there are several such lines, the first one decides. Returns "" if no commit added or removed any of them.
         """
         for line in filter(None, map(str.strip, lines)):
             if len(line) > _LONGEST:

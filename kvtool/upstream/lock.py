@@ -40,7 +40,7 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class Source:
-    """Describe an archive in a package registry, which never changes.
+    """Describe an archive in a package registry. Such an archive never changes.
 
     kind: one of SOURCE_KINDS
     integrity: the digest of the archive, "" if it was not recorded
@@ -97,7 +97,7 @@ class Lock:
     def upstream(self, tag: str | None = None) -> Upstream:
         """Return the entry of a tag; None means the current tag.
 
-        Raise UsageError with the known tags if it is unknown.
+        Raise UsageError, which lists the known tags, if the lock does not have the tag.
         """
         wanted = self.current if tag is None else tag
         if not wanted:
@@ -199,7 +199,7 @@ def place_of(lock: Lock, tag: str, date: str) -> int:
 
 
 def with_upstream(lock: Lock, tag: str, tree: str, date: str) -> Lock:
-    """Return the lock with one more upstream, for which no package is known."""
+    """Return the lock with an additional upstream. The new entry names no package to download it from."""
     entries = list(lock.upstreams.values())
     entries.insert(place_of(lock, tag, date), Upstream(tag, tree, date, name=lock.name))
     return replace(lock, upstreams={e.tag: replace(e, order=number) for number, e in enumerate(entries)})

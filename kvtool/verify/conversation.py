@@ -3,12 +3,12 @@
 This proves more than kv-check. The server must survive growths in the middle of a conversation while other slots wait.
 Its slot files, prompt caches and context shifts must still work.
 
-If one request runs at a time ("exact"), a static server repeats its answers exactly. If requests run together, their
-arrival decides how many tokens one matrix product has, and the sums are rounded differently. With f16, this changes the
-third digit of a log-probability, because sharp attention can amplify a single rounding error. With the settings of
-BATCHED, the difference is at most 1e-5 (measured over 120 starts). So requests that run together use these settings,
-and the static server runs at least twice. A dynamic answer must equal the answer of at least one static run. If the
-static runs do not repeat an answer, it is reported as unstable, not as equal.
+If one request runs at a time ("exact"), a static server repeats its answers exactly. If requests run together, the
+time of their arrival determines how many tokens are in one matrix product, and so how its sums are rounded. With f16,
+this changes the third digit of a log-probability, because sharp attention can amplify a single rounding error. With the
+settings of BATCHED, the difference is at most 1e-5 (measured over 120 starts). So requests that run together use these
+settings, and the static server runs at least twice. A dynamic answer must equal the answer of at least one static run.
+If the static runs do not repeat an answer, it is reported as unstable, not as equal.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ STATIC_RUNS = 6  # most runs of the static server while a batched answer of the 
 
 
 class Exchange(NamedTuple):
-    """Hold a request and its answer as one line of a transcript. Two runs are equal if all their lines are."""
+    """Hold a request and its answer as one line of a transcript. Two runs are equal if all their lines are equal."""
 
     name: str
     said: Answer | tuple[int, ...]
@@ -39,7 +39,7 @@ class Script(NamedTuple):
     """Describe the length of the conversations that a check has with llama-server.
 
     rounds: the number of rounds, each with one request for each slot
-    generate: the tokens of each answer
+    generate: the number of tokens of each answer
     shift: whether the conversation continues beyond the end of a slot, which needs a context shift
     """
 
@@ -121,7 +121,7 @@ def serve(check: Check, binary: Path, work: Path, script: Script) -> Finding:
 
 
 def _unmatched(dynamic: _Run, statics: Sequence[_Run]) -> list[int]:
-    """Return the indices of the dynamic server's answers that no static run gave."""
+    """Return the indices of the dynamic server's answers that differ from the answers of every static run."""
     return [i for i, step in enumerate(dynamic.steps) if step not in [s.steps[i] for s in statics]]
 
 

@@ -60,7 +60,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Return the keys of one file and their values. Arrays are left out."""
+    """Return the keys of one file and their values, without arrays. Raise UsageError if the file is not complete."""
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
@@ -128,7 +128,7 @@ def _value(file: IO[bytes], kind: int) -> Any:
 
 
 def _tensor_end(file: IO[bytes]) -> int:
-    """Return where a tensor ends, in bytes after the start of all tensors."""
+    """Read the description of one tensor. Return where its data ends, in bytes after the start of the data section."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     _string(file)

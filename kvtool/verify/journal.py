@@ -1,8 +1,8 @@
 """Write each finding to a file when it arrives, so that an interrupted run of several hours can continue.
 
-The file is JSON Lines, with one finding per line. The next run reuses the findings that passed without a remark. Checks
-that failed, were skipped or ran only in part run again. So do checks whose line cannot be read, for example because the
-last line was cut off.
+The file is JSON Lines, with one finding per line. The next run reuses the findings that passed without a remark. A
+check runs again if it failed, was skipped or ran only in part. It also runs again if its line cannot be read, for
+example because the last line was cut off.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class Journal:
             out.write(f"\n{json.dumps(to_plain(finding))}\n")
 
     def forget(self) -> None:
-        """Delete the file after the findings were reported, so that the next run starts from the beginning."""
+        """Delete the file after the findings were reported. The next run then starts from the beginning."""
         self._file.unlink(missing_ok=True)
 
 

@@ -1,12 +1,12 @@
 """Plan the checks of `kvtool verify --matrix`: every kind of cache on every toy (test model). Also make its table.
 
-Each toy runs with flash attention and a cache of f16, q8_0 and q4_0, and without flash attention and a cache of f16. A
-quantized V needs flash attention. Each of these runs with one sequence, with four sequences that have a stream each,
-and with four sequences in one stream.
+Each toy runs four times: with flash attention and a cache of f16, of q8_0 and of q4_0, and without flash attention and
+a cache of f16. A quantized V needs flash attention. Each of these four runs is made with one sequence, with four
+sequences that have a stream each, and with four sequences in one stream.
 
-Each runs in host memory, where the cache grows in place. If the build has a device, each also runs there, where the
-cache grows by copy. In host memory, only f16 also runs with growth by copy, because a copy moves the bytes of all types
-in the same way.
+Each combination runs in host memory, where the cache grows in place. If the build has a device, each combination also
+runs with the cache on the device, where it grows by copy. In host memory, only a cache of f16 also runs with growth by
+copy, because a copy moves the bytes of all types in the same way.
 
 Each combination runs only the checks of CHECKS, because their results depend on the kind of cache. `kvtool verify`
 without --matrix runs all checks on the usual cache.
@@ -98,7 +98,7 @@ def _place(found: Finding) -> tuple[str, str]:
 
 
 def _cell(of: Tally | None) -> str:
-    """Return a cell of the table: "equal/possible", then the equal runs without growth, then the failures.
+    """Return a cell of the table: "equal/possible", then the number of equal runs without growth and of failed runs.
 
     Returns "" if there were no runs.
     """
@@ -110,7 +110,7 @@ def _cell(of: Tally | None) -> str:
 
 
 def judge_grown(findings: Sequence[Finding], least: int = 0) -> Finding:
-    """Fail if a model grows with one kind of cache but not with all, or if fewer than `least` models grow.
+    """Fail if the cache of a model grew in one run but not in all of them, or if it grew for fewer than `least` models.
 
     Without growth, a comparison is "equal" but proves nothing.
     """
@@ -145,6 +145,6 @@ def table(findings: Iterable[Finding]) -> str:
 
 
 def pairs(findings: Iterable[Finding]) -> str:
-    """Return one line about the runs over pairs of types; "" if there were none."""
+    """Return one line about the runs with each pair of types for K and V; "" if there were no such runs."""
     found = [f for f in findings if _place(f)[1] == "pair"]
     return f"Pairs of -ctk and -ctv ({', '.join(PAIR_TOYS)}): {_cell(tally(found))} equal.\n" if found else ""

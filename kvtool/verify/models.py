@@ -6,11 +6,12 @@ The same binaries and seeds always produce the same files. There are three kinds
   about 880 MiB). They are kept until the binaries change.
 - text models: a toy that can read and write text. Its token embeddings are widened to the size of a vocabulary file of
   upstream's tree. Its other dimensions stay, so this works for every architecture and upstream tag without a list of
-  parameters here. Its weights are drawn again, because the toy's own weights are too small (norms around 0, scales
-  around 0.05). With them, attention hardly affects the output, and a text that ignores its prompt proves nothing.
+  parameters here. New random weights are drawn, because the toy's own weights are too small (norms around 0, scales
+  around 0.05). With such small weights, attention hardly affects the output, and a text that does not depend on its
+  prompt proves nothing.
 - cache models: their cache is as large as that of a large model (number of attention layers, KV heads, head size), and
-  everything else is tiny. To compare the cost of a cache with the rest of a call, all dimensions are those of a small
-  model.
+  everything else is tiny. For a measurement that compares the cost of the cache with the rest of a call, all dimensions
+  are those of a small real model.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ CONTEXT = 8192  # n_ctx_train of a text model; llama-server limits its slots to 
 
 
 class Geometry(NamedTuple):
-    """Hold the dimensions of a model. `layers`, `kv_heads` and `head_size` decide the bytes of its KV cache.
+    """Hold the dimensions of a model. `layers`, `kv_heads` and `head_size` determine the size of its KV cache.
 
     layers: the number of layers with attention
     kv_heads: the number of KV heads
@@ -98,11 +99,10 @@ def programs(binary: Path) -> list[Path]:
 def toys(generator: Path, work: Path, on_progress: Callable[[int], None] = lambda _made: None) -> tuple[Path, ...]:
     """Return the paths of upstream's toy models, sorted by name.
 
-    Generate them under `work`, unless the same binaries did.
+    They are generated under `work`, unless the same binaries have generated them before. Toys of other binaries are
+    removed, because they need almost a GiB.
 
-    Toys of other binaries are removed, because they need almost a GiB.
-
-    on_progress: called with the number of models so far
+    on_progress: called with the number of models written so far
 
     Raises VerifyError if the generator fails or writes nothing.
     """
@@ -140,7 +140,7 @@ def _generate(generator: Path, out: Path, on_progress: Callable[[int], None]) ->
 def text_model(toy: Path, vocabulary: Path, work: Path, seed: int = 1) -> Path:
     """Return a copy of the toy with the tokens of the vocabulary and with weights drawn from the seed.
 
-    The copy is made once for the same contents. Raises VerifyError if a file is invalid.
+    The copy is kept, and made again only if the toy or the vocabulary changes. Raises VerifyError if a file is invalid.
     """
     out = work / f"spoken-{toy.stem}-{fingerprint([toy, vocabulary, Path(__file__)], str(seed))}.gguf"
     if not out.is_file():
@@ -214,7 +214,7 @@ def _graft(toy: Path, vocabulary: Path, out: Path, seed: int) -> None:
 
 
 def _weights(tensor: Any, n_vocab: int, seed: int) -> Any:
-    """Return random weights for one tensor. Their scale keeps the size of a signal from layer to layer.
+    """Return random weights for one tensor, scaled so that activations keep about the same size from layer to layer.
 
     The random numbers depend only on the tensor's name, so a new tensor of upstream does not change the others. The
     weights of queries and keys are larger. This makes attention choose a few positions instead of averaging over all.

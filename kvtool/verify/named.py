@@ -47,7 +47,7 @@ NEEDED_GROUP = {"retype": "types", "parts": "server"}
 
 
 def kinds_for(kinds: Collection[str], groups: Collection[str]) -> tuple[str, ...]:
-    """Return those kinds of checks that can run in a tree with some groups. Without groups, all of them can."""
+    """Return the kinds of checks that can run in a tree with these groups; all kinds if `groups` is empty."""
     return tuple(kind for kind in kinds if not groups or NEEDED_GROUP.get(kind, "core") in groups)
 
 

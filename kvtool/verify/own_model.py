@@ -1,7 +1,7 @@
 """Compare a static and a dynamic cache on a model of the user: logits, texts of llama-server, memory and speed.
 
-The static side ends before the dynamic side starts, so only one program runs at a time. Each program loads the model
-once. So the machine needs memory for the model only once.
+The program with the static cache ends before the program with the dynamic cache starts, and each program loads the
+model only once. So the machine needs memory for one copy of the model.
 """
 
 import itertools
@@ -183,7 +183,8 @@ class Comparison:
     def _kv_checks(self) -> list[Check]:
         """Return the checks with kv-check.
 
-        The first one decodes more tokens. The others change how the cache grows or how its cells are stored.
+        The first check decodes more tokens than the others. The other checks change how the cache grows or how its
+        cells are stored.
         """
         long = self.what.is_small and not self.what.quick
         decode = ("--checks", "prompt,generate")
@@ -270,7 +271,7 @@ class Comparison:
 def _speeds(pairs: Sequence[Mapping[str, Any]], kind: str, cores_used: int) -> tuple[float | None, float | None]:
     """Return the tokens per second of both contexts.
 
-    Calls in which the cache grew are left out. If it grew in every call, the time includes these growths.
+    Calls in which the cache grew are left out. Only if the cache grew in every call, no call is left out.
     """
     all_calls = [pair for pair in pairs if pair["kind"] == kind]
     chosen = [pair for pair in all_calls if not pair["n_grow"]] or all_calls

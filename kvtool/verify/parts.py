@@ -1,8 +1,8 @@
 """Check that llama-server's answers do not change while its projector and its draft model are loaded and unloaded.
 
-One server has both all the time; its answers are the reference. The other server starts without them. It loads them,
-exchanges one for the other, unloads them, and its cache grows. All requests run one after the other, so the answers
-must be equal to the last bit.
+One server has the projector and the draft model all the time; its answers are the reference. The other server starts
+without both. It loads them, exchanges one for the other and unloads them, and its cache grows. All requests run one
+after the other, so the answers must be equal to the last bit.
 """
 
 from pathlib import Path

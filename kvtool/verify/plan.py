@@ -61,7 +61,7 @@ def retypes(toys: Sequence[Path], *, quick: bool) -> list[Check]:
 
     Without flash attention, V is stored transposed.
 
-    quick: use two toys (test models), and only one of them for four streams, which need four times as long
+    quick: use two toys (test models), and only one toy for the checks with four streams, which take four times as long
     """
     few = named_toys(toys, CHEAP_TOYS[:2]) if quick else toys
     first, second = (named_toys(toys, CHEAP_TOYS[i : i + 1]) if quick else toys for i in (0, 1))
@@ -91,11 +91,12 @@ def draft(name: str, model: Path, *args: str) -> Check:
 
 
 def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
-    """Return the checks of programs that generate text, on text models by the name of their toy.
+    """Return the checks of programs that generate text.
 
-    The cheap ones are first. "single" sends one request at a time and uses every default. "batched" and "unified" send
-    requests that run together (see conversation.py).
+    The cheap checks are first. "single" sends one request at a time and uses every default. "batched" and "unified"
+    send requests that run together (see conversation.py).
 
+    speakers: the paths of the text models, by the name of the toy that each was made from
     quick: leave the slow checks out
     """
     planned = [Check(f"completion/{name}", "completion", path) for name, path in speakers.items()]

@@ -1,8 +1,9 @@
 """Make an image projector with random weights for a model of any width, and images for it.
 
 Upstream's generator of test models makes no projectors. This one is of LLaVA's kind, the simplest kind that llama.cpp
-supports: a vision transformer, followed by two matrices. It turns an image into 16 tokens. The matrices are wide, so
-that the file (20 MiB for a width of 256) is larger than the error of a memory measurement.
+supports: a vision transformer, followed by two matrices. It turns an image into 16 tokens. Tests measure the
+memory of loading and unloading it. So the matrices are wide, which makes the file (20 MiB for a model of width 256)
+larger than the error of such a measurement.
 """
 
 import base64
@@ -64,6 +65,6 @@ def image(seed: int, size: int = _IMAGE) -> bytes:
 
 
 def image_url(seed: int) -> dict[str, object]:
-    """Return such an image as a part of a message for OpenAI's API."""
+    """Return an image of random pixels as a part of a message for OpenAI's API."""
     url = "data:image/x-portable-pixmap;base64," + base64.b64encode(image(seed)).decode()
     return {"type": "image_url", "image_url": {"url": url}}

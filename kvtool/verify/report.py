@@ -17,7 +17,11 @@ from kvtool.verify.checks import Finding, class_rank
 
 @dataclass(frozen=True)
 class Tally:
-    """Count the kv-check runs of one memory class. `grown` counts those of `same` in which the cache really grew."""
+    """Count the kv-check runs of one memory class.
+
+    same: the number of runs with equal results
+    grown: the number of runs with equal results in which the cache really grew
+    """
 
     runs: int
     same: int

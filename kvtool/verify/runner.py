@@ -54,7 +54,7 @@ def kv_checks(
     on_progress: called with the number of finished checks and the names of the running models
     on_finding: called with each check and its finding
 
-    Both are called from other threads, but never two of these calls at the same time.
+    Both functions are called from other threads, but never two calls at the same time.
     """
     # Start large models first. They take longest, and a large model that starts late would run alone at the end.
     waiting = sorted(checks, key=lambda check: -check.model.stat().st_size if check.model.exists() else 0)
@@ -90,7 +90,7 @@ def kv_checks(
 def memory(check: Check, binary: Path, available: int | None) -> Finding:
     """Measure the resident bytes that a context of MEMORY_CONTEXT cells adds.
 
-    Measures a dynamic cache and, if it fits into the machine's memory, a static one.
+    Measures a dynamic cache and, if a static cache fits into the machine's memory, also a static cache.
     """
     cache = QWEN35_27B.bytes_per_cell() * MEMORY_CONTEXT
     dynamic = _resident(check, binary, dynamic=True)

@@ -71,7 +71,7 @@ def json_of_events(answer: httpx.Response) -> Iterator[Any]:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nothing uses right now. Another process may still use it first."""
+    """Return a port of this machine that nothing uses right now. Another process may take it before the caller does."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 

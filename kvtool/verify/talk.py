@@ -161,7 +161,7 @@ def _hold(server: LlamaServer, script: Script, text: str, own: str, log: Path) -
 
 
 def _speed(timings: Sequence[dict[str, float]]) -> tuple[float | None, float | None]:
-    """Return the tokens per second of all prompts, and of all answers."""
+    """Return two speeds in tokens per second: of all prompts together, and of all answers together."""
     rates: list[float | None] = []
     for what in ("prompt", "predicted"):
         tokens = sum(each.get(f"{what}_n", 0) for each in timings)

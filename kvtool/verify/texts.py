@@ -1,7 +1,7 @@
 """Compare the texts of llama-completion with and without --kv-dynamic, and run llama-bench with and without it.
 
-Equal texts prove less than the equal bits of kv-check. But they prove something else: that the programs which people
-use pass the flag on. conversation.py compares llama-server.
+Equal texts prove less than equal bits, which kv-check compares. But they also prove that the programs which people use
+pass the flag on to the library. conversation.py compares llama-server.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _WORDS = (
 
 
 def prompt(seed: int, length: int) -> str:
-    """Return English words in a random order that the seed decides. A word is about one token."""
+    """Return `length` English words, chosen at random with this seed. A word is about one token."""
     rng = random.Random(seed)
     words = _WORDS.split()
     return " ".join(rng.choice(words) for _ in range(length))

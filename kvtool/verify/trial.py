@@ -18,7 +18,7 @@ _Trial = TypeVar("_Trial", bound=Callable[..., Finding])
 
 
 class Failed(Exception):
-    """Report that a check failed. It is raised where the failure is noticed, and trial() turns it into a Finding.
+    """Report that a check failed. A check raises this exception, and trial() turns it into a Finding.
 
     details: the details of that Finding
     """
@@ -80,7 +80,7 @@ def answer(done: process.Completed) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def failing(status: str, what: str = "") -> Iterator[None]:
-    """Turn a VerifyError in the `with` block into a failure of the check with this status."""
+    """Turn a VerifyError in the `with` block into the exception Failed with this status."""
     try:
         yield
     except VerifyError as err:

@@ -120,8 +120,8 @@ def scratch_below(tree: Path, *repositories: Path) -> AbstractContextManager[Scr
 def fetch_base(git: Git, cache: Cache, tag: str) -> None:
     """Copy the commit of unpatched upstream into the repository of the tree, with a ref.
 
-    It is not shared through git's alternates, because the user may remove the cache. The caller holds the lock of the
-    tree, so any lock file of kvtool's own refs was left by a killed git.
+    The commit is copied and not shared through git's alternates, because the user may remove the cache. The caller
+    holds the lock of the tree, so any lock file of kvtool's own refs was left by a killed git.
     """
     for left in (*(git.repo / ".git/refs/kvtool").rglob("*.lock"), *(git.repo / ".git/objects/pack").glob("tmp_*")):
         left.unlink(missing_ok=True)
@@ -272,8 +272,8 @@ def await_git(tree: Path) -> None:
 def reject_untracked(git: Git, old: str, new: str) -> None:
     """Raise TreeError if the checkout from `old` to `new` would write to the path of an untracked or ignored file.
 
-    Because of this check, any untracked file at such a path after a kill was written by kvtool, or edited by the user
-    later.
+    Because of this check, such paths are free when the checkout begins. If kvtool is killed during the checkout, kvtool
+    wrote any untracked file that is there afterwards, and perhaps the user edited it later.
     """
     if found := _untracked(git, git.changed(old, new)):
         raise TreeError(
@@ -295,7 +295,7 @@ def _untracked(git: Git, paths: Collection[str]) -> set[str]:
 def put_back(git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) -> None:
     """Restore the checkout to `old` after a move to `new` was killed.
 
-    Raises TreeError if files were edited after that.
+    Raises TreeError if the user edited files after kvtool was killed.
     """
     moved = set(git.changed(old, new))
     changed = sorted({*dirty, *_untracked(git, moved)})

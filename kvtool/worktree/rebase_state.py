@@ -10,8 +10,8 @@ The phases are:
     writing    every patch applies, and the tree and the project are being changed (transaction.py)
     aborting   the checkout is being moved back
 
-Edits of the user are not lost: before the checkout moves on or back, its files are committed, and a ref keeps the
-commit.
+Edits of the user are not lost: before kvtool continues or aborts, it commits the files of the checkout, and a ref keeps
+the commit.
 """
 
 import contextlib
@@ -114,7 +114,7 @@ def stop_at(git: Git, console: Console, state: RebaseState, stop: ConflictStop) 
 def resolving(git: Git, state: RebaseState) -> Iterator[RebaseState]:
     """Set the phase "taking" while kvtool changes a stopped tree.
 
-    If kvtool is killed in this phase, the next run knows that a left lock file is kvtool's own.
+    If kvtool is killed in this phase, the next run knows that a lock file in the tree's .git is from this kvtool.
     """
     if state.phase == "taking":
         await_git(git.repo)
@@ -322,9 +322,9 @@ def _is_submodule(stages: Mapping[str, tuple[str, str]]) -> bool:
 
 
 def _untouched_conflicts(git: Git, state: RebaseState) -> list[str]:
-    """Return the files without markers whose conflict the user has not touched.
+    """Return the files without conflict markers that still have a conflict, because the user has not changed them.
 
-    Such a file is binary, or only one side has it.
+    Such a file is binary, or was removed by either upstream or the patch.
     """
     there = _unmerged(git)
     open_ones = (c for c in state.conflicts if c.path in there and c.digest and not c.filled)
@@ -347,7 +347,10 @@ def _has_commit(folder: Path) -> bool:
 
 
 def _settle_index(git: Git) -> None:
-    """Use upstream's side for conflicts that are left: a submodule, or a file that git add could not read."""
+    """Resolve the conflicts that are left in the index with upstream's version.
+
+    These are submodules, and files that git add could not read.
+    """
     entries: list[str] = []
     for path, stages in _unmerged(git).items():
         entries.append(f"0 {'0' * 40}\t{path}\0")

@@ -63,7 +63,11 @@ class TreeState:
 
 
 def _obstacles(state: TreeState) -> Iterator[tuple[str, object, str, str, str]]:
-    """Yield each possible obstacle in order: the name of the state, whether it applies, and what, why and next step."""
+    """Yield everything that can keep the tree from being clean, in the order of importance.
+
+    Each item has the name of the state, whether the tree is in this state, and the parts of an error: what, why and
+    next step.
+    """
     if state.applied is None:
         why = "it is not empty, and kvtool does not overwrite unknown files"
         move = "move it away, or name another place: --tree DIR"

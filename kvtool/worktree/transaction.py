@@ -137,10 +137,10 @@ def commit_rebase(
 
 
 def finish_rebase(project: Project, git: Git, console: Console, state: RebaseState) -> CommittedRebase:
-    """Finish a saved rebase, however far it was done before.
+    """Finish a rebase whose changes are saved. An earlier, killed kvtool may have written a part of them already.
 
-    First the tree is changed, then the files of the project, with the lock as the last one. Raises TreeError if the
-    user made a commit after that, because the commit would be dropped from the branch.
+    First the tree is changed, then the files of the project, and upstream.lock last. Raises TreeError if the user made
+    a commit in the tree after kvtool was killed, because the commit would be dropped from the branch.
     """
     tree, stage = project.tree, Stage(project, "rebase")
     stage.refuse_edited()

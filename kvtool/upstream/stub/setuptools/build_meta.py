@@ -1,4 +1,4 @@
-"""Stand in for the build program of a package: give pip the name and the version from PKG-INFO, and build nothing."""
+"""Replace the build program of a package: give pip the name and the version from PKG-INFO, and build nothing."""
 
 import email
 from pathlib import Path
