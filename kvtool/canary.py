@@ -22,7 +22,7 @@ SCHEMA = 1  # version of the JSON document; it is raised if a field is removed o
 
 
 class StepName(enum.StrEnum):
-    """Name the steps of a canary in their order. No step runs after one that failed."""
+    """Name the steps of a canary in their order. After a step that failed, no further step runs."""
 
     FETCH = "fetch"
     REBASE = "rebase"
@@ -49,8 +49,8 @@ class CanaryStep:
 class Breakage:
     """Describe one thing that is broken.
 
-    patch: the id of the patch, "" if it is not about a patch
-    file: the path of the file, "" if it is not about a file
+    patch: the id of the patch, "" for a breakage without a patch, such as a failed build
+    file: the path of the file, "" for a breakage without a file
     where: the function of the hunk, the id of the check that fails, or the kind of error
     what: a text for people; it is not a part of the key
     """
@@ -88,7 +88,7 @@ def of_patches(reports: tuple[PatchReport, ...]) -> tuple[Breakage, ...]:
 
 
 def of_verified(verified: Verified) -> tuple[Breakage, ...]:
-    """Return one breakage for all failed checks, because they usually have the same cause.
+    """Return one breakage for all failed checks, because they usually have the same cause; nothing if no check failed.
 
     The breakage has the id of the first failed check.
     """
@@ -114,7 +114,7 @@ _SCHEMES = (re.compile(r"b\d+"), re.compile(r"v\d+\.\d+(\.\d+)?"))
 
 
 def candidates(tags: Sequence[str]) -> tuple[str, ...]:
-    """Return the first tag of each of the two kinds. Other tags are ignored."""
+    """Return the first build tag (b11063) and the first version tag (v0.5.0) of a list. Other tags are ignored."""
     return tuple(filter(None, (next(filter(scheme.fullmatch, tags), "") for scheme in _SCHEMES)))
 
 

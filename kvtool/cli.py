@@ -87,7 +87,7 @@ class _Group(typer.core.TyperGroup):
 
 
 class _Command(typer.core.TyperCommand):
-    """Be the parser of a command: add the shared options, print the result, and return the exit code."""
+    """Parse and run one command: add the shared options, print the result, and return the exit code."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))

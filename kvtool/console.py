@@ -67,7 +67,7 @@ class Progress:
 
 
 class _Stream(RichConsole):
-    """Ignore a closed pipe, as in `kvtool ... | head`: the rest of the output is dropped."""
+    """Write to a stream, and drop the rest of the output if the pipe is closed, as in `kvtool ... | head`."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -78,7 +78,7 @@ class Console:
     """Print all output of kvtool. cli.py makes it, and every command gets it.
 
     command: the name of the command, for an error as JSON
-    places: the options that the user gave for tree and project, such as " --tree DIR"
+    places: the options --tree and --project as the user gave them, such as " --tree DIR"; "" for none
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Console:
     def screen(self, draw: Draw) -> Iterator[None]:
         """Show a picture on the whole terminal while the block runs.
 
-        It is drawn again all the time, and if the size changes.
+        The picture is drawn again several times per second, so it also adapts to a new size of the terminal.
 
         Afterwards, the previous content of the terminal is restored.
         """
@@ -229,7 +229,10 @@ def _as_it_is(text: str) -> Segments:
 
 
 def drawn(lines: Sequence[Line], *, plain: bool = False) -> Group:
-    """Convert a picture for rich. Lines are not wrapped. A line that is too long ends in an ellipsis."""
+    """Convert lines of styled text to an object that rich can print.
+
+    Lines are not wrapped: a line that is too long is cut off, and ends in an ellipsis.
+    """
     marks = _PLAIN if plain else {}
     pieces = ([(text.translate(marks), style) for text, style in line] for line in lines)
     return Group(*(Text.assemble(*line, no_wrap=True, overflow="ellipsis") for line in pieces))

@@ -1,4 +1,4 @@
-"""List the log lines, and the fields of JSON documents, of the patched programs that kvtool reads.
+"""List what kvtool reads from the patched programs: their log lines, and the fields of their JSON documents.
 
 The C++ side is in cpp/src/llama-kv-log.h (log lines), cpp/tools/kv-check/fields.h (documents of kv-check and kv-bench)
 and cpp/tools/server (documents of llama-server). tests/unit/test_contract.py fails if only one side changes.

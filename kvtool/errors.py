@@ -130,7 +130,7 @@ def writing(what: str, next_step: str = "") -> Iterator[None]:
 def must_be_writable(file: Path) -> None:
     """Raise DiskError if a file cannot be written.
 
-    So the error is found before an hour of work. An existing file is kept.
+    Call this before an hour of work whose result is written to the file. An existing file is kept.
     """
     with writing(str(file), "name another file"):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -99,9 +99,9 @@ def sealed_environment(extra: Environment | None = None) -> Environment:
 def _let_in(_environment: frozenset[tuple[str, str]]) -> Environment:
     """Return the environment with the settings of _LET_IN in a config file.
 
-    A file is used because the environment does not reach the git that reads a mirror. If the user did not configure
-    ssh, it is run in BatchMode, because otherwise it could wait forever for a password from a terminal that does not
-    exist.
+    git can also read settings from environment variables, but it does not pass these on to the git process that reads a
+    mirror. Therefore a file is used. If the user did not configure ssh, it is run in BatchMode. Otherwise it could wait
+    forever for a password, because there is no terminal.
     """
     asked = ["git", "-C", Path(sys.executable).anchor, "config", "-z", "--get-regexp", _LET_IN]
     done = process.capture(asked, env={"GIT_DIR": os.devnull, "GIT_CONFIG": None}, check=False)
@@ -121,7 +121,8 @@ def _let_in(_environment: frozenset[tuple[str, str]]) -> Environment:
 def _setting(entry: str) -> str:
     """Return an entry of `git config -z` as a line of a config file.
 
-    Such a file is used because the entry may have a password, and other users can read a command line.
+    The entry may contain a password. So it is passed to git in a file, and not in the command line, which other users
+    can read.
     """
     key, told, value = entry.partition("\n")
     section, _, rest = key.partition(".")
@@ -155,10 +156,10 @@ class Git:
         check: bool = True,
         error: type[KvtoolError] = KvtoolError,
     ) -> Completed:
-        """Run git to the end. With check, raise `error` with git's output if it fails.
+        """Run git to the end. If git fails and `check` is True, raise `error` with git's output.
 
-        Without check, DiskError is still raised if the disk is full, and an error if git was killed: the exit code of
-        such a call means nothing.
+        Two failures raise an error even without `check`, because the exit code then says nothing about the question:
+        DiskError if the disk is full, and an error if git was killed.
         """
         done = process.capture(self._located(args), env=sealed_environment(env), input=input, check=False)
         if done.returncode != 0 and (found := _FOREIGN.search(done.stderr)):
@@ -215,7 +216,7 @@ class Git:
         return self.run(*args, check=False).returncode == 0
 
     def watch(self, *args: str | Path, bar: Progress, phases: Sequence[str]) -> Completed:
-        """Run git, and show its progress on the bar: 100 for each phase. The caller must check the exit code."""
+        """Run git, and show its progress on the bar: each phase counts 100. The caller must check the exit code."""
 
         def on_line(line: str) -> None:
             for number, phase in enumerate(phases):
@@ -258,7 +259,7 @@ def folders(paths: Iterable[str]) -> set[str]:
 
 
 class Scratch(Git):
-    """Use a bare repository in a temporary folder, which is removed afterwards."""
+    """Run git in a bare repository in a temporary folder, which is removed afterwards."""
 
     def place(self) -> Path:
         """Make an empty folder next to the repository."""
@@ -269,8 +270,8 @@ class Scratch(Git):
 def scratch_repository(*repositories: Path, below: Path | None = None) -> Iterator[Scratch]:
     """Make a temporary repository that can read the objects of other repositories without copying them.
 
-    A repository that does not exist yet may be created later, as a bare repository. git then finds its objects in the
-    next call.
+    These repositories need not exist yet. If one is created later, as a bare repository, the next call of git finds its
+    objects.
 
     below: the parent folder of the temporary folder, None for the system's
     """

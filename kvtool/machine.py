@@ -50,7 +50,7 @@ def _field(path: str, name: str) -> str:
 
 
 def kib_of(path: str, name: str) -> int | None:
-    """Return the bytes of a line "name: 12 kB"; None if there is no such line."""
+    """Return the size in a line "name: 12 kB" of a file, in bytes; None if there is no such line."""
     words = _field(path, name).split()
     return int(words[0]) * 1024 if words else None
 

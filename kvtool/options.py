@@ -120,7 +120,8 @@ def choose_backend(**given: bool) -> str:
 def reject(command: str, *rules: tuple[object, str]) -> None:
     """Raise UsageError with the text of the first rule that applies.
 
-    Each rule is a pair: whether the options make no sense, and the text that explains why.
+    A rule is a pair. The first item is true if the options contradict each other. The second item is the text of the
+    error.
     """
     if wrong := next((words for holds, words in rules if holds), ""):
         raise UsageError(wrong, next_step=f"kvtool {command} --help")

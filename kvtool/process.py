@@ -31,7 +31,10 @@ _observer: Callable[[Sequence[str]], None] | None = None
 
 
 def on_command(callback: Callable[[Sequence[str]], None] | None) -> None:
-    """Call a function with each command before it is run. With --verbose, console.py passes one that prints them."""
+    """Set a function that is called with each command before the command is run.
+
+    With --verbose, console.py passes a function that prints the commands.
+    """
     global _observer
     _observer = callback
 
@@ -60,12 +63,15 @@ def quote(argv: Sequence[str | Path]) -> str:
 
 
 def this_python() -> str:
-    """Return the path of the running Python as a user would type it. Windows shells quote in another way."""
+    """Return the path of the running Python as a user would type it.
+
+    On Windows, the path is not quoted, because the shells there have other rules for quotes.
+    """
     return sys.executable if sys.platform == "win32" else quote([sys.executable])
 
 
 def pip_install() -> str:
-    """Return the start of a command that installs packages for the running Python."""
+    """Return "PYTHON -m pip install", to which the names of packages are appended, for the running Python."""
     return f"{this_python()} -m pip install"
 
 
@@ -174,8 +180,9 @@ def _started(args: Sequence[str], env: Environment | None = None, **more: Any) -
 def _signals_wait() -> Iterator[Callable[[], None]]:
     """Delay Ctrl-C and kill signals until the yielded function is called.
 
-    An exception inside of Popen() would leave a child process behind. The signals are not blocked, because the child
-    would inherit that. Only the main thread receives signals.
+    Without the delay, a signal could raise an exception inside of Popen(), which would leave a child process behind.
+    The signals are not blocked, because the child would inherit the blocked signals. Only the main thread receives
+    signals.
     """
     here = threading.current_thread() is threading.main_thread()
     numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if here and hasattr(signal, name)]

@@ -58,7 +58,7 @@ class Project:
             )
 
     def refuse_packaged(self) -> None:
-        """Raise UsageError for a change of patches/ or cpp/ if they are a part of an installed kvtool."""
+        """Raise UsageError if patches/ and cpp/ are a part of an installed kvtool, where they must not be changed."""
         if self.root == PACKAGED:
             raise UsageError(
                 "the series that came with kvtool cannot be changed",
@@ -76,9 +76,9 @@ def expanded(path: str | Path) -> Path:
 
 
 def place_of(url: str) -> str:
-    """Return a repository in a form that git accepts in any folder.
+    """Return the place of a repository in a form that git accepts in any folder.
 
-    A URL stays; a path is made absolute, without links.
+    A URL is returned unchanged. A path is made absolute, and links in it are resolved.
     """
     return str(expanded(url).resolve()) if expanded(url).exists() else url
 

@@ -105,14 +105,14 @@ def parse_last_json_line(text: str) -> dict[str, Any] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Be the base of every command's result: a frozen dataclass with the name of the command and render().
+    """Define the base of every command's result: a frozen dataclass with the name of the command and render().
 
     A subclass whose data can contain a failure overrides `failure`. An example is a rebase that stopped at a conflict:
     it has the outcome of each patch, and an error. Then the data is printed, then the error, and kvtool exits with the
     exit code of the error.
 
-    `error` is a problem in addition to the result, such as a report that cannot be written. Usually it is the failure.
-    If a subclass returns a worse failure, `error` is only mentioned in addition, as "unwritten" in the JSON document.
+    `error` is a problem in addition to the result, such as a report that cannot be written. Usually `failure` returns
+    this error. If a subclass returns a worse failure, the JSON document has `error` in addition, as "unwritten".
     """
 
     command: ClassVar[str] = ""

@@ -20,7 +20,7 @@ class SeriesText:
         self._starts = [n for n, line in enumerate(self._lines) if _ENTRY.match(line)]
 
     def finding(self, entry: int, key: str, rule: str, what: str, next_step: str) -> LintFinding:
-        """Return a finding for the line of a key. If the entry does not have the key, it names the line of [[patch]].
+        """Return a finding for the line of a key. If the entry lacks the key, the finding has the line of [[patch]].
 
         entry: the number of the entry, counted from 0
         """

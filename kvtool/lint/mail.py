@@ -82,7 +82,7 @@ def _hunk(hunk: Hunk, line: int, end: int) -> Findings:
     """Check the line counts and the order of one hunk.
 
     line: the line of the hunk's header in the patch file
-    end: the line of the old file after the previous hunk, counted from 0
+    end: the first line of the old file that comes after the previous hunk, counted from 0
     """
     # a mail program may have removed the blank of an empty context line
     kinds = b"".join(row[:1].replace(b"\n", b" ") for row in hunk.rows if not row.startswith(b"\\"))

@@ -86,7 +86,7 @@ def _subjects(mailed: list[_Mailed], lines: SeriesText) -> Iterator[LintFinding]
 def _moves(mailed: list[_Mailed]) -> Iterator[LintFinding]:
     """Find patches that move a line which an earlier patch added.
 
-    The earlier patch should add it in the right place.
+    The earlier patch should add the line in the right place at once.
     """
     brought: dict[tuple[str, bytes], str] = {}
     for _, patch, mail in mailed:
@@ -103,7 +103,7 @@ def _moves(mailed: list[_Mailed]) -> Iterator[LintFinding]:
 
 
 def _ungrouped(patches: dict[int, Patch], groups: Sequence[Group], lines: SeriesText) -> Iterator[LintFinding]:
-    """Find patches without a group of series.toml. A tree that is made with --group would never contain them."""
+    """Find patches whose group is not in series.toml. A tree that is made with --group would never contain them."""
     known = [group.id for group in groups]
     for number, patch in patches.items():
         if patch.group and patch.group not in known:
