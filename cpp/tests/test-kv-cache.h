@@ -1,7 +1,7 @@
 #pragma once
 
-// A cache on any kind of storage, for tests of the behaviour that all storages share. Host memory is also used in place of a
-// device's memory
+// A cache on any kind of storage, for tests of the behaviour that all storages share. For storage in device memory, the tests
+// use host memory that the storage treats as device memory
 
 #include "../src/llama-kv-storage.h"
 
@@ -78,7 +78,8 @@ struct cache {
         }
     }
 
-    // return the bytes of row i of stream s. If the tensor is transposed, collect them from all strips
+    // return the bytes of row i of stream s. If the tensor is transposed, collect one element from each of the N_EMBD strips
+    // of the stream
     static std::vector<char> row(const ggml_tensor * t, bool trans, int64_t s, int64_t i) {
         std::vector<char> res(ggml_row_size(t->type, N_EMBD));
         const size_t el = ggml_type_size(t->type);

@@ -286,7 +286,7 @@ static void test_two_processes() {
         pids.push_back(fork());
         if (pids.back() == 0) {
             n_failed = 0;
-            // two processes have the same key, and others another key
+            // each two processes use the same key
             server_conversation_files files(dir.path.string(), 1 + p/2, 300000, warn);
             std::mt19937 rng(p);
             int n = 0;

@@ -97,7 +97,7 @@ static void test_data(const device & d) {
     check(all_are(t, 3*n + 4, n - 4, 1.0f) && all_are(t, 5*n, 2*n - 4, 1.0f), d.name + ": the rest stays");
     check(all_are(t, 0, 3*n + 4, 0.0f) && all_are(t, 4*n, n, 0.0f) && all_are(t, 7*n - 4, n + 4, 0.0f), d.name + ": zeros in the hole");
 
-    // set bytes of pages of which some are not mapped
+    // set a range of bytes in which some pages are not mapped
     ggml_backend_tensor_memset(t, 0, n/2, 12*n);
     check(all_are(t, 0, 8*n, 0.0f), d.name + ": memset");
 

@@ -1,4 +1,4 @@
-// Checks on every device that a graph does not access a buffer that was freed before it.
+// Checks on every device that a graph does not access a buffer that was freed before the graph runs.
 //
 // A growth of the KV cache by copy frees buffers while the backend exists. Objects that the backend keeps between graphs
 // (descriptor sets, command buffers, captured graphs) may still refer to them. If the device's memory is on the heap of this
@@ -17,7 +17,8 @@
 #include <memory>
 #include <vector>
 
-// compute n operations of two or three tensors each in a buffer of their own, and return the buffer
+// compute a chain of n operations in a new buffer, and return the buffer
+// An operation has two inputs and one result if is_binary, otherwise one input and one result.
 static ggml_backend_buffer_ptr compute(ggml_backend_t backend, bool is_binary, int n, const char * what) {
     const ggml_init_params params = { ggml_tensor_overhead()*(2*n + 8) + ggml_graph_overhead(), nullptr, true };
 
@@ -77,7 +78,8 @@ int main() {
             // use other descriptor sets after that
             const auto other = compute(backend.get(), true, 1, name);
 
-            // free the three buffers, and use their memory again. Then use the 16 sets for two buffers
+            // free the three buffers, and let other objects use their memory. Then use the 16 sets for
+            // operations with only two buffers
             freed.reset();
 
             std::vector<std::unique_ptr<char[]>> heap;

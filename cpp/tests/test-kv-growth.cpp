@@ -61,7 +61,8 @@ static void test_smallest() {
     check_eq("exact",                          768,    g.smallest(512));
     check_eq("capped",                         131072, g.smallest(200000));
 
-    // in the smallest storage, the requested number of cells can be used, and less than the whole storage
+    // smallest(n_need) must have room for n_need cells. Unless it is the maximum, it must be larger than n_need
+    // after rounding n_need up to a multiple of 256
     for (uint32_t n_need = 1; n_need <= 131072; n_need += 61) {
         const uint32_t n = g.smallest(n_need);
         if (g.usable(n) < n_need || (n < g.n_max && (n_need + 255)/256*256 >= n)) {

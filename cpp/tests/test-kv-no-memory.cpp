@@ -153,7 +153,7 @@ static void test_grow(const config & cfg) {
     });
 }
 
-// freeing rows needs no memory. Pages that could not be freed are freed with the next change
+// test that rows are freed without memory. Pages that could not be freed must be freed with the next change of the size
 static void test_shrink(const config & cfg) {
     each_allocation(cfg.name() + ": gives back", [&](long n, bool once, const std::string & what) {
         cache c(cfg, GGML_TYPE_F16);

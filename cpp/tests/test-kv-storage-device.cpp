@@ -323,7 +323,8 @@ static void test_types(ggml_type from, ggml_type to, int64_t n_stream, memory ho
     const bool   is_wider = ggml_row_size(to, N_EMBD) > ggml_row_size(from, N_EMBD);
     const size_t n_before = n_bytes_free(dev);
 
-    // two pages, one page per stream, and the rows that are converted at a time: 2048 rows of V
+    // the least memory for a change of types: two pages, one page per stream, and the rows that are converted at a time (2048
+    // rows of V)
     const size_t n_least = PAGE*(2 + n_stream) + ggml_row_size(to, LLAMA_KV_CONVERT_ELEMENTS);
 
     ggml_backend_buffer_ptr others;

@@ -156,7 +156,8 @@ struct cache {
     }
 
     // call f(byte, pattern) for each byte of the cells [i0, i1) of a stream
-    // A cell of transposed V has one element in each of N_EMBD strips.
+    // A cell of transposed V has one element in each of N_EMBD strips. A strip contains the same element of all cells of the
+    // stream.
     template <typename F>
     void each(uint32_t i0, uint32_t i1, int64_t s, F && f) {
         for (uint32_t il = 0; il < cfg.n_layer; ++il) {
@@ -191,7 +192,7 @@ struct cache {
         return res;
     }
 
-    // return true if the tensors, their views and the buffers agree
+    // return true if the tensors, their views and the buffers are consistent with each other
     bool consistent() const {
         for (uint32_t il = 0; il < cfg.n_layer; ++il) {
             for (const auto & [t, views] : { std::make_pair(k[il], &k_stream[il]), std::make_pair(v[il], &v_stream[il]) }) {
@@ -268,7 +269,7 @@ static std::string describe(const config & cfg) {
         (cfg.where == place::device ? " device" : cfg.where == place::pages ? " pages" : " host");
 }
 
-// return the number of used cells, which differs between the streams
+// return the number of used cells of each stream. Each stream has 17 fewer than the stream before
 static std::vector<uint32_t> used(const config & cfg, uint32_t n) {
     std::vector<uint32_t> res;
     for (int64_t s = 0; s < cfg.n_stream; ++s) {
@@ -303,7 +304,8 @@ static void test_grow(const config & cfg) {
         n_transfers = 0;
         check(c.resize(n_cells, n), what + ": grows");
 
-        // one read and one write per stream and tensor, whatever the number of rows. None on the host
+        // on a device, a growth makes one read and one write per stream and tensor, whatever the number of rows. On the host,
+        // it makes none
         check(n_transfers <= (size_t) (cfg.where == place::device ? 4*cfg.n_stream*cfg.n_layer : 0), what + ": transfers");
         check(c.storage->n_rows() == n_cells, what + ": size");
         check_data(c, n, what);
@@ -318,7 +320,7 @@ static void test_grow(const config & cfg) {
 
 // let each allocation of a growth fail, and then grow successfully
 static void test_fail(const config & cfg, int * n_alloc) {
-    // The allocations of the whole process are counted, so n_alloc is the number of the last one.
+    // Allocations are counted from the start of the process. *n_alloc is the number of the last allocation so far.
     for (uint32_t i_fail = 0; i_fail < cfg.n_layer; ++i_fail) {
         for (const bool first : { true, false }) {
             cache c(cfg);
@@ -559,7 +561,7 @@ static void test_inplace(bool v_trans) {
     set(1, 10, 3);
     set(1, 2000, 4);
 
-    // copy all of stream 0. Rows that only stream 1 had become zero
+    // copy all of stream 0 to stream 1. Rows that existed only in stream 1 must be zero after that
     auto same = storage->rows();
     same.set_stream(1, storage->rows(), 0);
     check(storage->try_resize(same, {}) && storage->copy_stream(0, 1), what + ": copies a stream");

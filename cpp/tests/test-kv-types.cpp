@@ -1,6 +1,6 @@
 // Unit tests of a change of types in the storage of the dynamic KV cache
-// Every row of every layer and stream must equal the conversion of its bytes, and all other bytes must be zero. The change has
-// memory for a copy of the cells, only the memory of the cells, or no memory.
+// Every row of every layer and stream must equal the conversion of its bytes, and all other bytes must be zero. The tests run
+// with enough memory for a copy of the cells, and with no memory except the memory that the cells already use.
 
 #include "../src/llama-kv-pages.h"
 
@@ -16,7 +16,8 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
 
     cache c(cfg, from);
 
-    // The streams end at different rows. By copy, all streams have the same rows. In place, there is a hole.
+    // The used cells of the streams end at different rows. With storage by copy, all streams have the same number of rows.
+    // With storage in place, there is a hole between the rows.
     auto rows = c.storage->rows();
     if (cfg.what == kind::inplace) {
         for (int64_t s = 0; s < cfg.n_stream; ++s) {
