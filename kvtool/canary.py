@@ -63,9 +63,9 @@ class Breakage:
 
     @property
     def key(self) -> str:
-        """Return a hash that is the same for the same breakage on another day and on another tag.
+        """Return a hash that identifies the breakage. It stays the same on later days and on later tags.
 
-        It is made without the tag, the date and line numbers.
+        It is made of the step, the patch, the file and `where`, without the tag, the date and line numbers.
         """
         parts = (str(self.step), self.patch, self.file, self.where)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -224,7 +224,7 @@ def end_output() -> bool:
 
 
 def _as_it_is(text: str) -> Segments:
-    """Make rich print a text as it is, without changing tabs, markup or emoji codes."""
+    """Return an object that rich prints as the exact text: tabs, [markup] and :emoji: codes stay unchanged."""
     return Segments([Segment(text)], new_lines=True)
 
 

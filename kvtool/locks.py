@@ -17,9 +17,9 @@ from kvtool.project import Project
 
 @contextlib.contextmanager
 def try_lock_dir(directory: Path, error: type[KvtoolError], doing: str) -> Iterator[None]:
-    """Lock an existing folder without waiting. Raise `error` if another kvtool has locked it.
+    """Lock an existing folder without waiting. Raise `error` if another kvtool has locked the folder.
 
-    doing: a part of the message, such as "is building" in "another kvtool is building there"
+    doing: the verb of the error message, such as "is building" in "another kvtool is building there"
     """
     try:
         with filelock.FileLock(directory / "kvtool.lock").acquire(blocking=False):

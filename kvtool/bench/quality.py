@@ -11,12 +11,13 @@ If a cache changes its type within a chunk, a memory budget causes the change. T
 type f16 again. *In the middle* means that the type changes at the first scored token, so no token is scored with f16
 cells only. *Near the end* means that the type changes at the last quarter of the chunk. *Ladder* means that the type
 changes first to q8_0 and then to q4_0. Short runs find the budgets that cause these changes, because only the program
-knows when its compute buffers grow. *Changed at* is the number of cells in the cache at each change.
+knows when its compute buffers grow. *Changed at* is the number of cells that the cache has at each change.
 
 *Context shift* is the alternative to smaller types: llama.cpp forgets the older half of the conversation. It is
 measured as a static f16 cache of half the size. A real context shift loses at least as much, because it also moves the
-positions of the cells that stay. The tokens of the shorter chunks are other tokens of the same text. So its perplexity
-and the perplexity of f16 are independent measurements, and the error is larger.
+positions of the cells that stay. With half the size, the chunks are shorter, so other tokens of the text are scored.
+Therefore the perplexity of the context shift and the perplexity of f16 are independent measurements, and the error of
+their ratio is larger.
 
 The text is the documentation of the Python language that every Python contains (`pydoc_data.topics`).
 """

@@ -199,9 +199,9 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
 
 
 def serve_bars(rows: Sequence[Served]) -> tuple[Bar, ...]:
-    """Return the figures that have a target: the costs with a shared prompt, and the errors.
+    """Return the figures that have a target: the costs with a shared prompt, and the number of errors.
 
-    The costs are relative to those of the same cache without sharing. Errors are not allowed.
+    A cost is divided by the cost of the dynamic cache without sharing. The number of errors must be 0.
     """
     _static, dynamic, *shared = rows
 

@@ -89,7 +89,10 @@ class Speed:
 
 
 def interval(ratios: Sequence[float]) -> Figure:
-    """Return the geometric mean of the rounds' ratios and its 95 % interval. For one round, this is 0 to infinity."""
+    """Return the geometric mean of the rounds' ratios and its 95 % interval.
+
+    For a single round, the interval is 0 to infinity.
+    """
     logs = [math.log(r) for r in ratios]
     middle = statistics.fmean(logs)
     if len(logs) == 1:

@@ -20,7 +20,7 @@ class DiffResult(Result, command="diff"):
     """Report the difference between two states of the series.
 
     same: True if every patch is equal in both states
-    patches: each commit of one state with its counterpart in the other
+    patches: pairs of a commit of the first state and the commit of the same patch in the second state
     diff: the text of git range-diff; with --code, a diff of the patched files
     """
 

@@ -93,7 +93,7 @@ _IN_GUIDE = {
 def create(
     source: Project, place: Path, *, empty: bool = False, other: OtherUpstream | None = None
 ) -> tuple[Project, tuple[str, ...]]:
-    """Make a project like `source`. Return it and the paths of the written files outside of patches/ and cpp/.
+    """Make a project like `source`. Return the project, and the paths of its new files outside of patches/ and cpp/.
 
     Raises UsageError if the folder already has one of the files that init makes; then nothing is written. An existing
     README.md is kept.

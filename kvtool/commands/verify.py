@@ -106,8 +106,8 @@ def kinds_of(project: Project, options: Options) -> frozenset[str]:
 def programs(env: Env, options: Options, kinds: frozenset[str]) -> Iterator[Path]:
     """Yield the folder of the programs.
 
-    Programs that kvtool builds are locked, so that no other build replaces them meanwhile. With --bin, the named folder
-    is used as it is.
+    Programs that kvtool builds are locked, so that no other build replaces them during the checks. With --bin, the
+    named folder is used without building and without locking.
     """
     if options.bin_dir is not None:
         yield options.bin_dir.absolute()

@@ -162,7 +162,7 @@ def _size(mailed: list[_Mailed], lock: Lock, goal: int) -> Iterator[LintFinding]
 
 
 def _in_upstream(project: Project, lock: Lock, paths: tuple[str, ...]) -> Iterator[LintFinding]:
-    """Find paths of cpp/ that an upstream tag has, too. Only tags in the cache are checked."""
+    """Find files of cpp/ whose path is also the path of a file of upstream. Only tags in the cache are checked."""
     cache = Cache(project.cache)
     for tag, upstream in lock.upstreams.items():
         if paths and (commit := cache.base(upstream)):

@@ -450,8 +450,8 @@ def _translate_error(said: str) -> str:
 def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
     """Return the hunks that landed in another function than the patch file names, as pairs of path and note.
 
-    Returns nothing for a patch with more than one line of context. git divides such a patch into other hunks, so they
-    cannot be compared one by one.
+    Returns nothing if the patch has more than one line of context, because such a patch file and git's diff of the
+    result are divided into different hunks, which cannot be compared one by one.
     """
     expected, actual = hunk_headings(mail.diff), hunk_headings(builder.diff_of(builder.tree, tree))
     return [

@@ -118,7 +118,7 @@ def _equal_after(
 def _renamed(missing: Sequence[bytes], found: Sequence[bytes]) -> dict[str, str]:
     """Return the new name of each renamed identifier.
 
-    Returns names only if renames alone turn the missing lines into lines of upstream; otherwise nothing.
+    Returns an empty dict unless each missing line becomes a line of upstream by renaming identifiers only.
     """
     names: dict[bytes, bytes] = {}
     for line in missing:

@@ -589,7 +589,7 @@ _cached_source = functools.lru_cache(32)(SourceFile)  # the next patch of the se
 # the merge, the check of its result and the report of a conflict need the map of the same files
 @functools.lru_cache(32)
 def map_lines(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
-    """Map the lines of one file to those of another with git diff. Lines that differ only in white space match."""
+    """Map the lines of `old` to the lines of `new` with git diff. Lines with equal keys match (see SourceFile.keys)."""
     if old.text == new.text:
         return LineMap(())
     blobs = (side.blob or git.line("hash-object", "-w", "--stdin", input=side.text) for side in (old, new))

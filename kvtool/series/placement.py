@@ -46,7 +46,8 @@ class HunkPlacement:
 class LineMap:
     """Map the line numbers of an old file to those of a new file.
 
-    It is made from the blocks of a line diff. Lines between two blocks are the same in both files.
+    The map is made from a line diff, whose blocks are the lines that differ. All lines between two blocks are the same
+    in both files.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
@@ -55,9 +56,9 @@ class LineMap:
     def with_keys(self, old: Sequence[bytes], new: Sequence[bytes]) -> "LineMap":
         """Return a map that also matches two lines inside of a block if their keys are equal.
 
-        A key is a line without differences of white space. If both sides of a block have the same keys, all of its
-        lines match. Otherwise a key matches only if it occurs once on each side, because equal lines such as braces are
-        ambiguous.
+        A key is a line in which white space that has no meaning is removed. If both sides of a block have the same
+        keys, all of its lines match. Otherwise a key matches only if it occurs once on each side, because equal lines
+        such as braces are ambiguous.
         """
         return LineMap([part for block in self.blocks for part in _split_by_keys(block, old, new)])
 

@@ -14,7 +14,10 @@ NONE = "not known: this copy of upstream has no history between the two tags"
 
 @dataclass(frozen=True)
 class History:
-    """Search the history of a repository that has both tags, one of them an ancestor of the other."""
+    """Search the commits between two upstream tags, in a repository with both tags and the history between them.
+
+    One tag must be an ancestor of the other tag.
+    """
 
     git: Git
     span: str  # the commits between the two tags, as git writes it

@@ -206,7 +206,7 @@ def with_upstream(lock: Lock, tag: str, tree: str, date: str) -> Lock:
 
 
 def pin(text: str, lock: Lock, tag: str) -> str:
-    """Return the text of a lock with `tag` as the current tag, and with an entry for it.
+    """Return the text of a lock with `tag` as the current tag, and with an entry for this tag.
 
     All other lines stay the same.
     """

@@ -52,7 +52,8 @@ class Script:
 class Step(NamedTuple):
     """Hold one answer of a server.
 
-    verify compares it with the answer of the other server: one has a static cache, the other one a dynamic cache.
+    kvtool verify compares each answer of the server with the dynamic cache with the answer of the server with the
+    static cache.
     """
 
     part: str  # part of the conversation, a key of TITLES
