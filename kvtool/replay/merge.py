@@ -13,8 +13,8 @@ placement.py checks every hunk of the result of step 2 or 3. A hunk in a wrong p
 wrong and the right place.
 
 Rejected: merging a line that upstream only re-aligned, and two insertions at one place. Over the 18 upstreams of the
-lock, and over 34 moves between them, these two rules resolved no conflict. The second rule merged a call after a
-`break`, where it is never reached.
+lock, and over 34 moves between them, these two rules resolved no conflict. The second rule put a call after a
+`break`, which is a wrong place.
 """
 
 import functools
