@@ -237,7 +237,8 @@ void kv_check_no_memory(side & s) {
     }
     session_params sp = kv_check_base(s);
 
-    // The cache must not have grown before. With --fill N, fill up to N, because a row can belong to several positions (DSV4).
+    // By default, the cache must not grow before the batch that runs out of memory, so fill only 240 cells. `--fill N` sets a
+    // larger number, because a row can belong to several positions (DSV4).
     const uint32_t n_before = s.params.n_fill > 340 ? s.params.n_fill - 100 : 240;
 
     session_params large = sp;

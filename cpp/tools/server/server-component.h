@@ -10,7 +10,7 @@
 
 using server_deadline = std::chrono::steady_clock::time_point;
 
-// Knows when a component is loaded. There are three cases:
+// Decides when a component (the projector or the draft) may be loaded, and when it is unused. There are three cases:
 //   - always loaded: neither is_lazy() nor is_auto()
 //   - is_lazy(): loaded by a request of a client (POST)
 //   - is_auto(): loaded by the first request that needs it. It is freed when no request has used it for n_seconds. 0 means: it

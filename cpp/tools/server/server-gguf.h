@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <string>
 
-// Checks of GGUF files before they are loaded. They give a reason for a failure. The functions of llama.cpp that load
-// a file give none, and sometimes abort.
+// Checks of GGUF files before they are loaded. They give a reason for a failure. The functions of llama.cpp that load a file
+// report no reason, and sometimes abort.
 
 // the header of a GGUF file, without its data
 struct server_gguf {
