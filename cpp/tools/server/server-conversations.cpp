@@ -463,9 +463,13 @@ bool server_conversations::reserve_checkpoint(int id_slot) {
     return true;
 }
 
-void server_conversations::trim() {
+bool server_conversations::trim() {
+    bool res = false;
     while (!fits(0) && drop_one()) {
+        res = true;
     }
+
+    return res;
 }
 
 bool server_conversations::drop_if_short(int32_t n) {

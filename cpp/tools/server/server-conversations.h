@@ -113,7 +113,8 @@ public:
     // drop entries and checkpoints until their bytes do not exceed the limit
     // Call this function after checkpoints were copied between slots or read from a file. With `--cache-ram budget`,
     // call it after slots have freed the cells that they saved.
-    void trim();
+    // return true if something was dropped
+    bool trim();
 
     // return the bytes that belong to the slots: their checkpoints and paused requests. The entries do not count
     size_t n_bytes_of_slots() const;

@@ -9,12 +9,14 @@
 server_memory_policy::server_memory_policy(
         const common_params & params, const server_contexts & ctxs, server_slots & slots, server_batch_view & batch,
         server_conversations & conversations, server_slot_cells & cells, server_pause & pause, server_oom & oom,
-        server_draft & draft, server_projector & projector)
-    : params(params), ctxs(ctxs), slots(slots), batch(batch), conversations(conversations), cells(cells), pause(pause), oom(oom), draft(draft), projector(projector) {}
+        server_draft & draft, server_projector & projector, server_memory_stats & stats)
+    : params(params), ctxs(ctxs), slots(slots), batch(batch), conversations(conversations), cells(cells), pause(pause), oom(oom), draft(draft), projector(projector), stats(stats) {}
 
 server_budget_hold server_memory_policy::hold_types() {
-    if (params.cache_ram_budget) {
-        conversations.trim(); // the slots have freed the cells that their requests do not use
+    // The slots have freed the cells that their requests do not use. Until now, a conversation was counted twice if it was copied
+    // from such cells. Readers get the numbers of the last update during the whole batch, so update them now.
+    if (params.cache_ram_budget && conversations.trim()) {
+        stats.update(ctxs.ctx_tgt, ctxs.ctx_dft);
     }
 
     const bool has_idle = !cells.idle_slots().empty();

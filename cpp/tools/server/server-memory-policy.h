@@ -5,6 +5,7 @@
 #include "server-contexts.h"
 #include "server-conversations.h"
 #include "server-draft.h"
+#include "server-memory-stats.h"
 #include "server-oom.h"
 #include "server-pause.h"
 #include "server-projector.h"
@@ -34,7 +35,7 @@ public:
     server_memory_policy(
         const common_params & params, const server_contexts & ctxs, server_slots & slots, server_batch_view & batch,
         server_conversations & conversations, server_slot_cells & cells, server_pause & pause, server_oom & oom,
-        server_draft & draft, server_projector & projector);
+        server_draft & draft, server_projector & projector, server_memory_stats & stats);
 
     // let the next batch fail instead of changing cells to smaller types, if something else can be freed first
     // Call this before a batch is decoded. The effect ends when the result is destroyed.
@@ -103,6 +104,7 @@ private:
     server_oom            & oom;
     server_draft          & draft;
     server_projector      & projector;
+    server_memory_stats   & stats;
 
     bool is_held_for_spare = false; // hold_types() kept the types of the last batch, because a component could be freed
 };

@@ -16,7 +16,7 @@ server_parts::server_parts(
     capacity  (params, ctxs, conversations),
     oom       (params, ctxs, slots, batch, capacity, replies),
     catch_up  (params, ctxs, slots, queue_tasks),
-    policy    (params, ctxs, slots, batch, conversations, cells, pause, oom, draft, projector),
+    policy    (params, ctxs, slots, batch, conversations, cells, pause, oom, draft, projector, stats),
     budget    (params, ctxs, policy, draft, projector, stats),
     share     (params, ctxs, slots, replies, policy),
     pool      (params, ctxs, slots, batch, projector, cells, pause, capacity, oom, share, policy, replies),
