@@ -217,7 +217,7 @@ def run_files(place: Place, count: int, seed: int) -> dict[str, Any]:
 
 
 class Killer(threading.Thread):
-    """Kill a server when it writes a file after some time, or at the latest a second later.
+    """Kill a server when it begins a file after some time, or at the latest a second later.
 
     killed: is set before the signal is sent
     """
@@ -229,8 +229,8 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         time.sleep(self.seconds)
-        end = time.monotonic() + 1
-        while time.monotonic() < end and not any(self.disk.glob(f"*{SUFFIX}-tmp")):
+        end, before = time.monotonic() + 1, set(self.disk.iterdir())
+        while time.monotonic() < end and set(self.disk.iterdir()) <= before:
             pass
         self.killed.set()
         self.server.process.send_signal(signal.SIGKILL)
