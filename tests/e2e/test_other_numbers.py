@@ -52,6 +52,13 @@ def test_lost_indexer_keys_are_noticed(real: Real, tmp_path: Path, monkeypatch: 
     assert kv_check(real, "deepseek32-moe", "prompt", *few)["status"] == "differs"
 
 
+# Only the context with the small budget refuses a batch. The number of its tokens is no multiple of the sequences, so
+# the next batch of the static context would begin with another sequence.
+@pytest.mark.parametrize("storage", ["inplace", "copy"])
+def test_refused_batch_keeps_order_of_sequences(real: Real, storage: str) -> None:
+    same(real, "llama-dense", "retype-budget", "--seqs", "3", "--unified", "--storage", storage)
+
+
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
 @pytest.mark.parametrize("seqs", ["1", "4"])
 def test_growing_windows_are_equal(real: Real, seqs: str, storage: str) -> None:

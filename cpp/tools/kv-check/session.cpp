@@ -311,6 +311,7 @@ void session::div(llama_seq_id seq, llama_pos p0, llama_pos p1, int d) {
 void session::clear(bool data) {
     llama_memory_clear(mem, data);
     sync_positions();
+    turn = 0; // a batch that only one side refused must not change the order of the sequences in later batches
 }
 
 bool session::can_shift(const std::string & label) {
