@@ -19,7 +19,7 @@ static bool is_smaller(ggml_type a, ggml_type b) {
     return ggml_type_size(a)*ggml_blck_size(b) < ggml_type_size(b)*ggml_blck_size(a);
 }
 
-// return the smallest step of a context's size: n_ctx is a multiple of it. Other options can require a larger step
+// return the number of cells that n_ctx is a multiple of: 256 for each stream. Other options can require a larger number
 static uint32_t n_ctx_step(bool kv_unified, int32_t n_seq_max) {
     return 256*(kv_unified ? 1 : std::max(1, n_seq_max));
 }
@@ -76,7 +76,7 @@ void common_kv_budget_init(common_params & params) {
 }
 
 llama_flash_attn_type common_kv_flash_attn_type(const common_params & params) {
-    // a quantized V requires flash attention. Without flash attention, V has another layout
+    // a quantized V requires flash attention. Without flash attention, V is stored transposed and cannot be quantized
     return !params.kv_auto_quant.empty() && ggml_is_quantized(params.kv_auto_quant.back()) ? LLAMA_FLASH_ATTN_TYPE_ENABLED : params.flash_attn_type;
 }
 
@@ -87,7 +87,7 @@ uint32_t common_kv_n_ctx(const common_params & params) {
 
     uint32_t n_ctx = params.n_ctx;
     if (n_ctx == 0) {
-        // with --fit and several streams, each stream has the size that the model was trained with
+        // with `--fit` and several streams, each stream gets the context size that the model was trained with
         n_ctx = common_get_gguf_info(params.model.path).n_ctx_train*(params.kv_unified || !params.fit_params ? 1 : params.n_parallel);
     }
 
@@ -127,7 +127,7 @@ struct bytes {
     size_t compute = 0;
 };
 
-// return the bytes that a context needs, without allocating them. throws std::runtime_error if it cannot be created
+// return the bytes that a context needs, without allocating them. throws std::runtime_error if the context cannot be created
 bytes measure(const char * path, llama_model_params mparams, const llama_context_params & cparams) {
     const quiet_log scope;
 
@@ -143,7 +143,7 @@ bytes measure(const char * path, llama_model_params mparams, const llama_context
     const auto usage = llama_get_memory_usage(ctx.get());
 
     bytes res;
-    // the context is empty, so the used bytes are recurrent states, which the budget does not count
+    // no cell is in use, so `usage.used` is the bytes of recurrent states, which the budget does not count
     res.cells = usage.reserved - usage.used;
     for (const auto & [_, mem] : llama_get_memory_breakdown(ctx.get())) {
         res.compute += mem.compute;
@@ -228,7 +228,7 @@ void common_kv_budget_fit::fit_n_ctx() try {
     const bytes  start  = measure_all(n_min);
     const uint64_t budget = params.kv_budget_mib*MIB;
 
-    // count the bytes as the budget does: all cells, and only the growth of the compute buffers
+    // count the bytes as the budget does: all cells, plus the growth of the compute buffers beyond their size with n_min cells
     const auto size = [&](uint32_t n_ctx) {
         const bytes cur = measure_all(n_ctx);
         return cur.cells + cur.compute - std::min(cur.compute, start.compute);
@@ -241,7 +241,7 @@ void common_kv_budget_fit::fit_n_ctx() try {
             break;
         }
 
-        // estimate the next size: all bytes except those of windows are proportional to n_ctx
+        // estimate the largest n_ctx that fits: the bytes are proportional to n_ctx, except in caches with a window (SWA)
         const uint32_t n = n_min + (n_max - n_min)*(double(budget - size_min)/(size_max - size_min));
         n_max = std::max(n_min, n - n%step);
     }

@@ -14,15 +14,16 @@
 // create params.kv_budget from the parsed arguments. throws std::invalid_argument
 void common_kv_budget_init(common_params & params);
 
-// return the flash attention setting of a context. It is enabled if a type of --kv-auto-quant requires that
+// return the flash attention setting of a context: enabled if a quantized type of `--kv-auto-quant` requires that, otherwise
+// the setting in params
 llama_flash_attn_type common_kv_flash_attn_type(const common_params & params);
 
-// return n_ctx of a context with --kv-cache-tokens. 0: the size that the model was trained with
+// return params.n_ctx, limited by the option `--kv-cache-tokens`. 0: use the context size that the model was trained with
 uint32_t common_kv_n_ctx(const common_params & params);
 
-// lets --fit measure contexts with the smallest types of the budget, while an object of this class exists
+// lets `--fit` measure contexts with the smallest types of the budget, while an object of this class exists
 // The types of a context are changed only if its model supports the smaller types. The destructor restores the types.
-// extra: as for common_fit_params(), or null
+// extra: model to fit together with the main model, as in common_fit_params(). null: there is none
 class common_kv_budget_fit {
 public:
     common_kv_budget_fit(
@@ -31,7 +32,7 @@ public:
 
     common_kv_budget_fit(const common_kv_budget_fit &) = delete;
 
-    // reduce the context size that --fit has chosen, so that its cells fit into the budget
+    // reduce the context size that `--fit` has chosen, so that the cells of the context fit into the budget
     void fit_n_ctx();
 
 private:
@@ -44,6 +45,6 @@ private:
 
     const common_fit_extra_model * extra;
 
-    // the parameters of each context, and a copy from before the change of types
+    // the parameters of each context, and a copy of them from before their types were changed
     std::vector<std::pair<llama_context_params *, llama_context_params>> given;
 };

@@ -17,20 +17,21 @@ extern "C" {
         LLAMA_MEMORY_TYPE_DIFFER      = -3, // K and V must have the same type in this model (MLA)
         LLAMA_MEMORY_TYPE_BLOCK       = -4, // the block size of the type does not divide the size of a head
         LLAMA_MEMORY_TYPE_UNSUPPORTED = -5, // the context has no KV cells of its own (recurrent, or shared with another
-                                            // context), or they are split over devices as tensors, or the context trains
+                                            // context), or each K and V tensor is split over devices (--split-mode tensor),
+                                            // or the context is used for training
         LLAMA_MEMORY_TYPE_BACKEND     = -6, // the device of a layer cannot compute attention with this type
         LLAMA_MEMORY_TYPE_NO_MEMORY   = -7, // not enough memory for larger cells, or for the small work memory of the change itself
         LLAMA_MEMORY_TYPE_LOST        = -8, // the device failed during the change, and all cells are empty. with a budget,
-                                            // llama_decode() can change types, and fail in this way. it then returns -3 for
-                                            // a batch that continues an old sequence, until the sequence is removed or
-                                            // restored, or begins at 0
+                                            // llama_decode() can change types, and fail in the same way. llama_decode() then
+                                            // returns -3 for a batch that continues an old sequence, until the sequence is
+                                            // removed or restored, or the batch begins the sequence at position 0
     };
 
     // Convert the cells of all KV caches of the context to other types. May be called at any time between two calls of
     // llama_decode()
     // Sequences keep their positions and cells. Works with and without kv_dynamic
     // Precision that a type cannot hold is lost: cells that return from q8_0 to f16 keep the precision of q8_0
-    // A context that shares cells (a draft with its target) changes together with its target
+    // If a draft shares the cells of its target, a change of the target's types also changes the draft
     // Not thread-safe, as llama_decode()
     // Returns one of llama_memory_type_result
     LLAMA_API int32_t llama_set_memory_type(struct llama_context * ctx, enum ggml_type type_k, enum ggml_type type_v);
@@ -50,8 +51,8 @@ extern "C" {
     // n_bytes: limit for all KV caches plus the growth of the compute buffers. 0: the only limit is the available memory
     // types:   types of the cells, ordered from larger to smaller
     // A context starts with its own type_k and type_v. If a growth would exceed n_bytes, or an allocation fails, the cells change
-    // to the next type. K and V each change only if that makes them smaller. After the last type, the batch fails as in a full
-    // cache. When no cell is in use, the context returns to type_k and type_v
+    // to the first of `types` that fits. K and V each change only if that makes them smaller. If none of `types` fits, the
+    // batch fails as in a full cache. When no cell is in use, the context returns to its own type_k and type_v
     // Returns NULL if a type cannot be a type of KV cells, or is not smaller than the type before it
     LLAMA_API struct llama_memory_budget * llama_memory_budget_init(size_t n_bytes, const enum ggml_type * types, size_t n_types);
     LLAMA_API void                         llama_memory_budget_free(struct llama_memory_budget * budget);
@@ -64,25 +65,25 @@ extern "C" {
     // Returns false if the context cannot have a budget: it has no kv_dynamic, or its cells cannot change their types
     LLAMA_API bool llama_memory_budget_add(struct llama_memory_budget * budget, struct llama_context * ctx);
 
-    // If hold is true, let a batch fail instead of changing the types, so that the caller can free unused memory first. Default:
+    // Let a batch fail instead of changing the types if hold is true. The caller can then free unused memory first. Default:
     // false
     LLAMA_API void llama_memory_budget_hold(struct llama_memory_budget * budget, bool hold);
 
     // Set the number of bytes of the budget that other objects use, for example weights that the caller loads and frees
     // Call this function before loading and after freeing such objects
-    // ctx: a context of the budget, or NULL. Its cells change to smaller types if that makes enough room. After a decrease, the
-    // cells return to their first types if no cell is in use
-    // Returns false if there is no room. The budget then keeps the old number of bytes. The cells may have changed to smaller types
-    // anyway, if there was too little memory for a conversion that frees memory
+    // ctx: a context of the budget, or NULL. Its cells change to smaller types if that makes enough room. If n_bytes decreases
+    // and no cell is in use, the cells return to their first types
+    // Returns false if the budget has no room for n_bytes. The budget then keeps the old number of bytes. The cells may have
+    // changed to smaller types anyway, if there was too little memory for a conversion that frees memory
     // Not thread-safe, as llama_decode()
     LLAMA_API bool llama_memory_budget_set_other(struct llama_memory_budget * budget, size_t n_bytes, struct llama_context * ctx);
 
     // Count memory of the caller in the budget that the caller can free at any time, such as saved states. This memory can use the
     // bytes of the budget that the caches and the other objects do not use
     // reclaim: function that frees at least n_bytes of this memory if possible, and returns the bytes that are still in use. It is
-    //          called with 0 to count these bytes. It is called with more before a growth fails, before types change, and before
-    //          other objects have no room. It may read the sequences of the contexts, but must not change them. NULL: there is no
-    //          such memory
+    //          called with 0 to count these bytes. It is called with a larger number before a growth fails, before types
+    //          change, and before llama_memory_budget_set_other() returns false. It may read the sequences of the contexts, but
+    //          must not change them. NULL: there is no such memory
     LLAMA_API void llama_memory_budget_set_reclaim(
             struct llama_memory_budget * budget, size_t (*reclaim)(size_t n_bytes, void * user_data), void * user_data);
 

@@ -59,7 +59,7 @@ extern "C" {
 }
 #endif
 
-// The interfaces of other layers, if this tree contains them
+// Include the headers of other layers of the patch set, if this tree contains them
 #if __has_include("llama-kv-types.h")
 #    include "llama-kv-types.h"
 #endif

@@ -24,7 +24,7 @@ struct llama_memory_budget {
     size_t (* reclaim)(size_t n_bytes, void * user_data) = nullptr;
     void *  reclaim_data = nullptr;
 
-    // free up to n_bytes_freed bytes of the memory that the owner of the budget can free, and return the bytes that are left of it
+    // let the owner of the budget free n_bytes_freed bytes of its reclaimable memory, and return the bytes of it still in use
     size_t n_bytes_reclaimable(size_t n_bytes_freed = 0) const { return reclaim ? reclaim(n_bytes_freed, reclaim_data) : 0; }
 
     // return the bytes above the limit
@@ -195,7 +195,7 @@ bool llama_kv_budget_member::fits(bool ahead) const {
 bool llama_kv_budget_member::fits_rows(const llama_kv_dynamic_cache & cache, const llama_kv_rows & rows) const {
     const auto & storage = cache.storage();
 
-    // Without a budget, there may be no cells and no types to count with.
+    // Without a budget, all rows fit. Such a context can even be without cells, and so without types to count the bytes with.
     if (!budget || rows == storage.rows()) {
         return true;
     }
@@ -239,7 +239,7 @@ bool llama_kv_budget_member::step_down(bool is_full) {
 
     const size_t n_bytes_old = n_bytes_caches();
 
-    // If a growth is requested, it is checked against the budget again after the change, so the check here must be as strict.
+    // A requested growth is checked against the budget again after the change of types. So the check here must be as strict.
     const bool is_growth = dyn.any([](const auto * cache) { return cache->requested.has_rows(); });
 
     for (const auto type : budget->types) {
@@ -251,7 +251,7 @@ bool llama_kv_budget_member::step_down(bool is_full) {
             continue;
         }
 
-        // set types_first before the types change, because counting the bytes after the change can find no memory and throw
+        // set types_first before the change of types, because set_types() can throw after the change, when it counts the bytes
         const auto first = std::exchange(types_first, types_first.first == GGML_TYPE_COUNT ? dyn.retype->types() : types_first);
 
         const int32_t res = dyn.retype->set_types(next.first, next.second);
@@ -292,7 +292,7 @@ void llama_kv_budget_member::step_up() {
         return; // the first types would not fit even without the growth of the compute buffers
     }
 
-    // free the compute buffers: they do not shrink by themselves, and their size is that for cells that are freed now
+    // free the compute buffers: they do not shrink by themselves, and still have the size for the rows that were just freed
     dyn.compute.create_sched();
 
     if (is_within(n_bytes) && dyn.retype->set_types(types_first.first, types_first.second) == LLAMA_MEMORY_TYPE_OK) {

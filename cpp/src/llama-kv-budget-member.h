@@ -1,14 +1,15 @@
 #pragma once
 
-// The share of one llama_context in a llama_memory_budget, and the types that its cells step down through to stay within the budget
+// One llama_context as a member of a llama_memory_budget. The member counts the bytes of the context, and changes the cells of
+// the context to smaller types to stay within the budget
 //
 // A growth is allowed if its new memory fits into the budget, next to the other contexts and to the growth of the compute
 // buffers. The member checks this first for the rows that the growth policy wants. If they do not fit, it checks the rows that
 // the batch needs.
 //
 // If these rows do not fit either, or if an allocation fails, the cells change to the first type of the budget with which they
-// fit. They change to this type directly, because each change costs precision. If they fit with no type, nothing changes, and the
-// batch fails as in a full cache.
+// fit. They change to this type directly, because each change costs precision. If the rows do not fit with any type, nothing
+// changes, and the batch fails as in a full cache.
 //
 // The member counts the committed bytes after a growth. The peak during a growth by copy is not counted: one layer can then exist
 // twice.
@@ -41,8 +42,8 @@ public:
     // returns whether the context has a budget after the call
     bool join(llama_memory_budget * budget);
 
-    // change to smaller types until the budget is kept, after other objects have taken a part of it. returns false if no type is
-    // small enough
+    // change to smaller types until the caches are within the budget. Call this after other objects use more of the budget
+    // returns false if no type is small enough
     bool make_room();
 
     void begin_account() override;
@@ -57,14 +58,15 @@ public:
 
     bool has_budget() const { return budget != nullptr; }
 
-    // return the bytes by which the caches exceed the budget: with their current types, and with these types
+    // n_bytes_above():    return the bytes by which the caches exceed the budget with their current types
+    // n_bytes_above_in(): return the bytes by which they would exceed the budget with other types
     size_t n_bytes_above() const;
     size_t n_bytes_above_in(ggml_type type_k, ggml_type type_v) const;
 
     // let the owner of the budget free this many bytes of its own memory, or as many as it can
     void reclaim(size_t n_bytes) const;
 
-    // forget the types to step up to, because the caller has chosen the current types
+    // forget the types that step_up() would return to. Call this when the user has chosen new types
     void forget_first_types();
 
 private:
@@ -74,14 +76,15 @@ private:
 
     size_t n_bytes_grown() const; // return the bytes by which the compute buffers have grown
 
-    // return by how much the budget would be exceeded, and whether it would be kept, if the caches had this many bytes
+    // for caches with n_bytes_caches bytes: return the bytes by which they would exceed the budget, and check whether they
+    // would be within it
     size_t n_bytes_above_with(size_t n_bytes_caches) const;
     bool   is_within         (size_t n_bytes_caches) const;
 
-    // return the result of is_within() after the owner of the budget has freed memory for n_bytes_caches
+    // do the same check as is_within(). If it fails, let the owner of the budget free memory, and check again
     bool make_within(size_t n_bytes_caches) const;
 
-    // change to the next types with which the caches fit. returns false if the caches fit with no types
+    // change to the next types with which the caches fit. returns false if the caches do not fit with any types
     // is_full: the caches exceed the budget already, so that a change is needed even without a growth
     bool step_down(bool is_full);
 
@@ -93,7 +96,7 @@ private:
     size_t n_bytes_accounted_caches = 0; // the part of n_bytes_accounted that belongs to caches, not to compute buffers
     std::optional<size_t> n_bytes_compute_start; // bytes of the compute buffers before any cache has grown
 
-    // types to step up to. GGML_TYPE_COUNT: the context has not stepped down
+    // types that step_up() returns to. GGML_TYPE_COUNT: the context still has its first types
     std::pair<ggml_type, ggml_type> types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT };
 };
 

@@ -20,7 +20,7 @@ bool llama_kv_cache_copies::copy_stream(uint32_t ssrc, uint32_t sdst) {
 
     auto & storage = cache.storage();
 
-    // with storage by copy, all streams have the same rows
+    // storage by copy has the same rows in all streams, so the caller can copy the stream as in a static cache
     if (!cache.is_dynamic() || storage.has_size()) {
         return false;
     }
@@ -72,7 +72,8 @@ void llama_kv_cache_copies::drop_late() {
 
     for (size_t i = ssrc.size(); i-- > 0; ) {
         const uint32_t s = sdst[i];
-        // the compressed rows of DSV4 have no cells. They are copied together with the cells of other caches
+        // the compressed rows of DSV4 have no cells. So their copy is wanted if any cache of the context has cells in the
+        // stream
         const bool is_wanted = cache.planned.is_in_use() ?
             cache.dyn->any([&](const auto * other) { return other->has_cells(s); }) : cache.has_cells(s);
 
@@ -153,14 +154,14 @@ std::vector<llama_kv_cache_copies::row_range> llama_kv_cache_copies::shift_range
 }
 
 void llama_kv_cache_copies::begin_shift(ggml_backend_sched_t sched, const row_range & rows) {
-    // wait for the previous range, because the input of its graph is about to be overwritten
+    // wait until the previous range of rows is shifted, because the input of its graph is about to be overwritten
     if (rows.second < (int64_t) cache.n_rows()*kv.get_n_stream()) {
         ggml_backend_sched_synchronize(sched);
     }
 
     range = rows;
 
-    // the graph of a shift can need more memory than any batch
+    // count the bytes of the compute buffers, because the graph of a shift can need more memory than any batch
     if (cache.dyn) {
         cache.dyn->copies.begin_shift();
     }

@@ -41,14 +41,14 @@ public:
     // finish making the pending copies. returns false if a copy is late
     bool end();
 
-    // drop late copies whose cells were freed after the copy was requested
+    // drop late copies that are not needed any more, because the cells of their destination stream were freed
     void drop_late();
 
     // check whether a copy is late. Until it is done, no batch may run, and no K-shift, because both need its result
     bool is_late() const { return has_late && !pending.empty(); }
 
-    // check whether a state of these streams must wait: a late copy reads or writes one of them, or a K-shift must follow a late
-    // copy
+    // check whether no state may be written or read for these streams yet: a late copy reads or writes one of the streams, or a
+    // K-shift must follow a late copy
     bool is_late_in(const std::vector<llama_seq_id> & strm) const;
 
     // check whether a copy to the stream of this sequence is pending, even if it only waits for the next batch. -1: to any stream

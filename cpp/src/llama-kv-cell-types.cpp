@@ -113,8 +113,8 @@ void llama_kv_cell_types::begin_find_rotation() {
 }
 
 void llama_kv_cell_types::end_find_rotation(ggml_backend_sched_t sched) {
-    // Ask the scheduler, which has a backend for each tensor of the graph. The nodes cannot be asked: after the split, a node on
-    // a device has copies of the inputs as its sources.
+    // A tensor is in the graph if the scheduler has a backend for the tensor. The sources of the nodes do not show this: after
+    // the split, a node on a device has copies of the inputs as its sources.
     const auto is_in_graph = [&](ggml_tensor * t) {
         return sched && t && ggml_backend_sched_get_tensor_backend(sched, t);
     };

@@ -37,7 +37,7 @@ public:
         std::function<void(ggml_type, ggml_type, bool force)> init;
     };
 
-    // create the object for a cache that has all of its layers
+    // create the object. Call this after all layers of the cache were created
     llama_kv_cell_types(llama_kv_dynamic_cache & cache, const llama_hparams & hparams, bool v_trans, rotation rot);
 
     //
@@ -47,7 +47,7 @@ public:
     // return LLAMA_MEMORY_TYPE_OK, or the error if the head sizes forbid the types
     int32_t check_types(ggml_type type_k, ggml_type type_v) const;
 
-    // check whether a device can write cells of these types in the memory where the cells are
+    // check for each layer whether a backend can write cells of these types into the memory that contains the cells now
     // throws std::bad_alloc
     bool can_write(ggml_backend_sched_t sched, ggml_type type_k, ggml_type type_v) const;
 
@@ -73,17 +73,19 @@ public:
     void note_rot_k(ggml_tensor * t) { noted_rot_k = t; }
     void note_rot_v(ggml_tensor * t) { noted_rot_v = t; }
 
-    // find out which graphs rotate: set all flags, so that the next graph rotates if it can
+    // begin to find out whether the graphs rotate K and V: set all flags, so that the next graph rotates them if it can
     // After the graph is built, end_find_rotation() looks for the rotation matrix in it, and sets the flags back.
     void begin_find_rotation();
     void end_find_rotation(ggml_backend_sched_t sched); // null: no graph was built
 
-    // return the number of elements of a rotated block: for the current types, and for other types
+    // n_rot():      return the number of elements of a rotated block for the current types. 0: no rotation
+    // wanted_rot(): return the same number for other types
     // force: ignore LLAMA_ATTN_ROT_DISABLE, which turns the rotation off
     uint32_t n_rot(bool is_v) const { return is_v ? rot.n_rot_v : rot.n_rot_k; }
     uint32_t wanted_rot(bool is_v, ggml_type type_k, ggml_type type_v, bool force = false);
 
-    // return the block size of the rotation that converts rows from the block size `from` to the current basis. 0: no rotation
+    // return the block size of the rotation that converts rows to the current basis. 0: no rotation
+    // from: block size of the rotation that the rows have now. 0: the rows are not rotated
     uint32_t rotation_to_now(bool is_v, uint32_t from) const;
 
     const float * rot_matrix(uint32_t n) const { return n > 0 ? rot.matrices.at(n).data() : nullptr; }
@@ -92,7 +94,7 @@ public:
     // the change
     //
 
-    // set the types of the tensors and the rotation of the graphs without converting the data
+    // set the types of the tensors and the rotation that new graphs use, but do not convert the data of the tensors
     void pretend_types(ggml_type type_k, ggml_type type_v);
 
     // allocate the memory for a change of types. returns false if there is not enough memory

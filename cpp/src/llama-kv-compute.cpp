@@ -61,8 +61,8 @@ bool llama_kv_compute::reserve_graph() {
 }
 
 bool llama_kv_compute::reserve(bool last) {
-    // Growth in place does not move the tensors, so the compute buffers are large enough. Before the first batch, none are reserved
-    // yet, so none can be too small.
+    // Return if the compute buffers are large enough. This is always so after a growth in place, which does not move the
+    // tensors. Also return before the first batch, which reserves the first compute buffers itself.
     if (!too_small || lctx.sched_need_reserve) {
         too_small = false;
         return true;
@@ -101,7 +101,7 @@ void llama_kv_compute::create_sched() {
     lctx.sched.reset(ggml_backend_sched_new(lctx.backend_ptrs.data(), lctx.backend_buft.data(), lctx.backend_ptrs.size(),
                 lctx.graph_max_nodes(n_tokens), lctx.cparams.pipeline_parallel, lctx.cparams.op_offload));
 
-    // the cache of experts must see each copy that the scheduler makes
+    // call back for each copy that the scheduler makes, because the cache of MoE experts must see these copies
     ggml_backend_sched_set_copy_callback(lctx.sched.get(), llama_context::sched_copy_experts, &lctx);
 
     drop_graphs();

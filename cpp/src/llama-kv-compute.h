@@ -1,9 +1,9 @@
 #pragma once
 
-// Compute buffers of one llama_context, which follow its KV caches (--kv-dynamic)
+// Compute buffers of one llama_context, which grow together with its KV caches (--kv-dynamic)
 //
 // A graph over larger caches needs larger compute buffers. The scheduler of the context owns the compute buffers. If it finds no
-// memory for larger ones, it also loses the existing ones, and the context needs a new scheduler.
+// memory for larger compute buffers, it also loses the existing compute buffers, and the context needs a new scheduler.
 //
 // Compute buffers never shrink by themselves.
 //
@@ -55,7 +55,8 @@ public:
     // returns false if there is no memory
     bool reserve(bool last);
 
-    // replace the scheduler by one without compute buffers. Do not call this while the context trains, which keeps the scheduler
+    // replace the scheduler by one without compute buffers. Do not call this during training, which keeps using the old
+    // scheduler
     void create_sched();
 
     // replace the scheduler, and reserve compute buffers for the current caches

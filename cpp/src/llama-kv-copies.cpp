@@ -13,7 +13,7 @@ void llama_kv_copies::update() {
 }
 
 bool llama_kv_copies::finish_copies() {
-    // change to smaller types as long as a copy finds no memory
+    // change the cells to smaller types, and try the copies again, until there is memory for all copies
     while (dyn.any([](const auto * cache) { return cache->copies.is_late(); })) {
         if (!dyn.limit().step_down()) {
             dyn.forget();
@@ -30,7 +30,7 @@ bool llama_kv_copies::finish_update() {
         return false;
     }
 
-    // change to smaller types as long as the shift finds no memory for its graph
+    // change the cells to smaller types, and try the shift again, until there is memory for its graph
     while (dyn.is_enabled() && has_late_shift && dyn.any([](const auto * cache) { return cache->copies.has_shift(); })) {
         if (!dyn.limit().step_down()) {
             return false;
@@ -48,7 +48,7 @@ bool llama_kv_copies::finish_update() {
 }
 
 void llama_kv_copies::begin_shift() {
-    // count the bytes only before the first range: after a range was shifted, nothing may throw
+    // count the bytes, which can throw, only before the first range of rows. After a range was shifted, nothing may throw
     if (!std::exchange(has_shifted, true)) {
         dyn.limit().begin_account();
     }

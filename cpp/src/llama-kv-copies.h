@@ -24,7 +24,8 @@ public:
     bool finish_copies();
 
     // make the copies and shifts that earlier found no memory. Call this before the cells of a batch are chosen
-    // If the choice of the cells is undone, a shift that still waits for a copy is lost. So no shift may wait at that time.
+    // If the choice of the cells is undone, a shift that still waits for a copy is lost. So no shift may wait when cells are
+    // chosen.
     // throws std::bad_alloc
     bool finish_update();
 

@@ -122,14 +122,15 @@ std::vector<llama_kv_storage::layer> llama_kv_dynamic_cache::layers_of(ggml_cont
 ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
     const auto layers = layers_of(ctx);
 
-    // A cache that shares its layers has all of them from the other context, and allocates no tensors. Layers of its own would
-    // have to grow, and change their types, together with the shared layers.
+    // A cache that shares layers with another context shares all of them, so it allocates no tensors. Additional layers of its
+    // own would have to grow, and change their types, together with the shared layers, which is not supported.
     if (owner && owner->is_dynamic()) {
         LLAMA_LOG_ERROR("%s: layers beside those of another context, whose KV cache grows\n", __func__);
         return nullptr;
     }
 
-    // choose the kind of storage when the first buffer is allocated. A cache that has returned to a fixed size keeps that size
+    // choose the kind of storage when the first buffer is allocated. The choice stays for the other buffers of the cache, also
+    // if restart_by_copy() had to replace the storage by one of fixed size
     if (kv.ctxs_bufs.empty() && can_grow()) {
         auto inplace = dyn->any([&](const auto * other) { return other->has_size_like(*this); }) ? nullptr : create_inplace();
         auto copy    = llama_kv_storage_create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
@@ -146,7 +147,7 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
     if (!res && by_copy) {
         LLAMA_LOG_WARN("%s: no addresses for the full KV cache in place, or no memory for its start\n", __func__);
 
-        // other caches must switch as well, because graphs are built over caches of one size
+        // other caches of this shape must also switch to storage by copy, because one graph reads them all and needs one size
         const auto follows = [&](auto * other) { return !other->by_copy || !has_size_like(*other) || other->restart_by_copy(); };
 
         if (restart_by_copy() && std::all_of(dyn->caches().begin(), dyn->caches().end(), follows)) {
@@ -210,7 +211,7 @@ bool llama_kv_dynamic_cache::reads_gaps_elsewhere(ggml_cgraph * gf) const {
     return std::any_of(views.begin(), views.end(), [&](const ggml_tensor * view) {
         const ggml_tensor * t = view->view_src;
 
-        // a view of attention is different: its second dimension is the heads
+        // check whether the view covers all rows. The views that attention reads do not: their second dimension is the heads
         const bool is_all = view->op == GGML_OP_VIEW && view->ne[1] == t->ne[1]*t->ne[2];
 
         return kv.n_stream > 1 || is_all;
@@ -225,7 +226,8 @@ llama_kv_cache::slot_info llama_kv_dynamic_cache::with_purged(llama_kv_cache::sl
     for (size_t s = 0; s < sinfo.n_stream(); ++s) {
         const auto & cells = kv.v_cells[sinfo.strm[s]];
 
-        // find the positions that are purged as llama_kv_cache::apply_ubatch() does: the last overwritten position of each sequence
+        // find the last position of each sequence that the slot overwrites. llama_kv_cache::apply_ubatch() finds it in the same
+        // way, and purges all positions of the sequence up to it
         std::map<llama_seq_id, llama_pos> pos_max;
 
         for (const uint32_t idx : sinfo.idxs[s]) {
@@ -268,7 +270,7 @@ void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
         return;
     }
 
-    // drop the request of an earlier attempt to place this batch, which failed
+    // drop the rows that were requested when an earlier attempt to place this batch failed
     requested.clear();
 
     for (const auto & sinfo : sinfos) {
@@ -285,9 +287,9 @@ void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
     }
 }
 
-// request all rows that attention covers
-// These are the same number of rows in each stream of a batch, up to the end of the longest stream. The earlier parts of the same
-// batch are included.
+// request all rows of the attention window
+// The window covers the same number of rows in each stream of the batch, namely as many as the longest stream has. The rows of
+// earlier parts of the same batch count as well.
 void llama_kv_dynamic_cache::request_windows(const slot_info_vec_t & sinfos) {
     uint32_t end = 0;
 
@@ -353,8 +355,8 @@ llama_kv_rows llama_kv_dynamic_cache::next_rows(bool ahead) const {
         return rows->next(requested.rows(), ahead, size_cell());
     }
 
-    // sum over all streams of all caches with this number of cells. They grow by the same steps, because graphs are built over
-    // them together
+    // compute the bytes of one row, over all streams of all caches with this number of cells. Such caches grow by the same
+    // steps, because graphs are built over them together
     size_t n_bytes_row = 0;
 
     for (const auto * cache : dyn->caches()) {
@@ -509,7 +511,8 @@ void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *>
         cache->copies.drop_late();
     }
 
-    // compute all new sizes before the first cache shrinks: caches of one size must not differ because memory ran out in between
+    // compute all new sizes before the first cache shrinks. If this runs out of memory, caches that must have the same size
+    // still have it
     for (auto * cache : caches) {
         auto rows = cache->rows_after_shrink();
         for (const auto * other : caches) {

@@ -36,7 +36,7 @@ public:
     using slot_info_vec_t = llama_kv_cache::slot_info_vec_t;
 
     // create the object for a cache whose cells exist already
-    // n_max:   cells of a stream
+    // n_max:   number of cells of a stream
     // offload: the layers are in the memory of the model's devices, not of the host
     llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_max, bool offload);
     ~llama_kv_dynamic_cache();
@@ -68,8 +68,8 @@ public:
     bool clear(llama_seq_id seq_id = -1);
 
     // request the rows that another cache of the same shape has requested
-    // The graphs read the number of rows from either cache, so both need the same rows. A cache for which prepare() is not called
-    // gets its rows only in this way, for example the indexer's cache in a hybrid memory.
+    // A graph uses the number of rows of either of the two caches, so both need the same rows. A cache for which prepare() is
+    // not called gets its rows only in this way, for example the indexer's cache in a hybrid memory.
     void follow(const llama_kv_dynamic_cache & other);
 
     //
@@ -106,11 +106,11 @@ public:
     // returns false if there is no memory. the cache cannot be used then
     bool restart_by_copy();
 
-    // check whether there are rows that nothing may read: between two streams, and after the last row
+    // check whether there are rows without memory, which nothing may read: between two streams, and after the last row
     // Such rows must not even be copied to another device together with their neighbours. Call this only before the first batch.
     bool has_gaps() const { return by_copy && rows->reads_below(); }
 
-    // check whether a graph, after it was split, reads such rows on another device
+    // check whether a graph, after its split over the backends, reads a copy of rows without memory on another device
     // Some views cover the whole storage, whatever the attention window is (see kpool_access in llama-memory-hybrid-idx.cpp).
     // They also read the rows after the last one.
     // throws std::bad_alloc
@@ -180,7 +180,8 @@ private:
     llama_kv_rows rows_after_shrink() const; // existing rows without the rows of freed cells
     llama_kv_rows used_rows() const;         // rows of cells in use, in whole blocks, without rows that have no cells
 
-    // check whether the other cache has the same number of cells and streams
+    // same_shape(): check whether the other cache has the same number of cells and streams
+    // mirrors():    also check whether both caches can grow
     bool same_shape(const llama_kv_dynamic_cache & other) const;
     bool mirrors   (const llama_kv_dynamic_cache & other) const;
 
@@ -199,6 +200,6 @@ private:
 
     std::optional<growth> growing;
 
-    // the largest number of rows that had to stay since the last resize, see llama_kv_growth::shrink()
+    // 1 + the highest row that was in use since the last resize, see llama_kv_growth::shrink()
     uint32_t n_peak = 0;
 };

@@ -102,7 +102,7 @@ void llama_kv_dynamic::begin() {
 
     LLAMA_LOG_WARN("%s: attention does not run where the cells are\n", __func__);
 
-    // replace the storage of all caches, because caches of one shape must have one size
+    // replace the storage of all caches, because caches with the same number of cells and streams must have the same size
     for (auto * cache : all) {
         if (cache->has_gaps() && !cache->restart_by_copy()) {
             throw std::runtime_error("failed to allocate buffer for kv cache");
@@ -198,7 +198,7 @@ void llama_kv_dynamic::forget() {
 }
 
 void llama_kv_dynamic::drop_seq(llama_seq_id seq_id) {
-    // set rows that were read already to zero, because attention reads rows that the mask excludes, too
+    // set rows that the state has already filled to zero, because attention also reads rows that the mask excludes
     for (auto * cache : all) {
         cache->clear_state(seq_id);
     }

@@ -35,8 +35,8 @@
 //   limit     limit on the memory of the caches: the memory of the machine, or a budget (llama-kv-budget-member.h)
 //   retype    changes of type (llama-kv-retype.h), if the layer `types` is applied
 //
-// Rejected: failing in prepare() and growing in memory_update(true), decode()'s own retry. It allows one retry, and the wrappers
-// log an error although a growth is ordinary.
+// Rejected: failing in prepare(), and growing in memory_update(true), after which decode() tries once more. There is only one
+// such retry, and the wrappers would log an error although a growth is ordinary.
 //
 // All functions run on the thread that uses the context.
 
@@ -65,7 +65,8 @@ bool llama_kv_dynamic_default();
 // the coordinator of one llama_context
 class llama_kv_dynamic {
 public:
-    // enabled: the caches of the context are dynamic. A static context also has a coordinator, because it can read dynamic storage
+    // enabled: the caches of the context are dynamic. A static context also has a coordinator, because it can share the dynamic
+    // storage of another context
     llama_kv_dynamic(llama_context * lctx, bool enabled);
     ~llama_kv_dynamic();
 
@@ -115,7 +116,8 @@ public:
     // called by the context
     //
 
-    // check the storage when the first graphs are reserved. Replace it by storage by copy if graphs cannot read it where they run
+    // check the storage when the first graphs are reserved. If graphs run where they cannot read it, replace it by storage
+    // by copy
     // throws std::runtime_error if there is no memory. the context cannot be used then
     void begin();
 
@@ -175,7 +177,7 @@ public:
     // wait until the computations of this context and its readers are done, because they may use the storage
     void synchronize() const;
 
-    // remove a sequence from all caches, because its state found no memory in one of them. -1: all sequences
+    // remove a sequence from all caches, because one cache had no memory to restore the sequence. -1: all sequences
     void drop_seq(llama_seq_id seq_id);
 
     llama_kv_limit & limit() { return *cur_limit; }

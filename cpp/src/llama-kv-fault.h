@@ -9,6 +9,7 @@
 // There is no other way to see an allocation fail at a chosen point on a machine with enough memory.
 bool llama_kv_fault_alloc();
 
-// return the maximum step of a growth by copy, in bytes
-// LLAMA_KV_DYNAMIC_STEP=BYTES replaces the usual step, so that a test with a small cache can reach it.
+// return the largest step, in bytes, by which a growth by copy may double the storage (see llama-kv-growth.h)
+// The result is n_bytes_usual, or the value of LLAMA_KV_DYNAMIC_STEP=BYTES if this variable is set. A test sets a small value,
+// so that a small cache already grows by steps of the largest size.
 size_t llama_kv_fault_step(size_t n_bytes_usual);

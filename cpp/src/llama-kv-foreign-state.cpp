@@ -38,7 +38,7 @@ void llama_kv_foreign_state::read_streams(
         rows.emplace_back((int64_t) s*t->ne[1], n);
     }
 
-    // such a state does not contain its rotation. Assume the rotation that the graphs use for its type
+    // a state with the rows of whole streams does not contain its rotation. Assume the rotation that graphs use for its type
     const uint32_t n_rot_state = types.wanted_rot(false, (ggml_type) type_state, types.cache.cell_types().second);
 
     if (!read_rows(io, t, type_state, false, n_rot_state, false, rows)) {
@@ -46,7 +46,7 @@ void llama_kv_foreign_state::read_streams(
     }
 }
 
-// read the rows of a tensor from a state, in parts that are converted at a time
+// read the rows of a tensor from a state in small parts, and convert each part before the next is read
 // K, and V with flash attention: the state contains one row after the other. Transposed V: it contains one line after the other,
 // and a line has one element of each row.
 bool llama_kv_foreign_state::read_rows(

@@ -6,7 +6,8 @@ static uint64_t llama_kv_growth_pad(uint64_t n, uint64_t pad) {
     return (n + pad - 1)/pad*pad;
 }
 
-// with growth by copy, the attention window must be inside the tensors. It is padded to 256 cells (llama_kv_cache::get_n_kv)
+// a block by copy has 256 cells, because the attention window is padded to 256 cells (llama_kv_cache::get_n_kv) and must be
+// inside the tensors
 uint32_t llama_kv_growth::block() const {
     return (in_place && !has_windows ? LLAMA_KV_GROWTH_BLOCK_IN_PLACE : LLAMA_KV_GROWTH_START)*std::max(n_pad, 1u);
 }
@@ -36,7 +37,7 @@ uint32_t llama_kv_growth::next(uint32_t n_cur, uint32_t n_need) const {
         std::min<uint64_t>(n_cur/8, LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE/size_cell) :
         std::max<uint64_t>(n_cur/8, std::min<uint64_t>(n_cur, n_bytes_step/size_cell));
 
-    // at least one block, because the size is rounded up
+    // grow by at least one block: add at least one cell, and round the new size up to whole blocks
     uint64_t n_grown = llama_kv_growth_pad(n_cur + std::max<uint64_t>(n_step, 1), block());
 
     // use an odd number of blocks. Add a block if the step allows that. Otherwise remove one, unless the result would not be a

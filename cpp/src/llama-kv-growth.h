@@ -11,12 +11,14 @@
 //   - A growth covers at least the current batch. So a batch causes one growth, not several.
 //   - A growth doubles the storage as long as the step is at most LLAMA_KV_GROWTH_STEP_BYTES. A larger storage grows by that step
 //     or by an eighth, whichever is larger.
-//   - The new size is an odd number of blocks, unless that would not be a growth. The strips of transposed V are as long as the
-//     storage, and a CPU reads them fastest if their distance is not a power of two. Generating at 3000 tokens takes a tenth
-//     longer with 4096 cells than with 4352, in a static cache as well (kv-bench -fa off).
+//   - The new size is an odd number of blocks, unless that would not be a growth. Transposed V is an array with one strip of
+//     cells for each element of a row. The strips are as long as the storage, and a CPU reads them fastest if their distance is
+//     not a power of two. With 3000 tokens in the cache, generating a token is a tenth slower with 4096 cells than with 4352,
+//     in a static cache as well (kv-bench -fa off).
 //   - The last block is never used by a batch, unless the storage has its full size. So no view of the cells in use covers the
 //     whole storage, unless it also does so in a static cache. A view of the whole storage is contiguous. For contiguous views,
-//     backends choose other kernels, which add in another order (a BLAS for transposed V, CUDA, Vulkan).
+//     backends choose other kernels, which add in another order and so change the logits (a BLAS for transposed V, CUDA,
+//     Vulkan).
 //   - The storage is never larger than the static cache.
 //
 // Growth in place (llama-kv-storage-inplace.cpp). A growth copies nothing and changes no stride.
@@ -38,9 +40,10 @@
 //
 // A chat that removes its last tokens and adds others frees fewer cells than that, so its storage does not shrink.
 //
-// Rejected: a fixed step of 256 cells (the number of copied bytes is quadratic in the context length), doubling all the way (at 8
-// GiB the last doubling holds 4 GiB that may never be used), steps of 1 GiB all the way (with 64 streams they are 256 cells, and
-// quadratic again), to double below a number of cells (with 64 streams that was a step of 8 GiB).
+// Rejected: a fixed step of 256 cells (the number of copied bytes is quadratic in the context length), doubling at every size
+// (at 8 GiB, the last doubling adds 4 GiB that may never be used), steps of 1 GiB at every size (with 64 streams, such a step
+// has 256 cells, so the copied bytes are quadratic again), doubling below a fixed number of cells (with 64 streams, that was a
+// step of 8 GiB).
 
 #include <cstddef>
 #include <cstdint>
@@ -77,7 +80,8 @@ struct llama_kv_growth {
     // return the size to grow to from n_cur cells, so that a batch can use n_need cells. never less than n_cur
     uint32_t next(uint32_t n_cur, uint32_t n_need) const;
 
-    // return the size to shrink to from n_cur cells, if n_keep cells have to stay. The result is n_cur if shrinking is not worth it
-    // n_peak: the largest number of cells that had to stay since the last resize
+    // return the size to shrink to from n_cur cells, if the first n_keep cells are still needed. The result is n_cur if
+    // shrinking is not worth it
+    // n_peak: the largest number of cells that were needed since the last resize
     uint32_t shrink(uint32_t n_cur, uint32_t n_keep, uint32_t n_peak) const;
 };
