@@ -1,6 +1,6 @@
 #pragma once
 
-// Lines of the cells of a KV cache, and the functions that move the data of lines
+// Lines of the cells of a KV cache (see llama_kv_lines), and the functions that move their data
 //
 // The storage moves cells by calling a function of its caller. For a change of type, this function converts the cells
 // (llama-kv-convert.h).

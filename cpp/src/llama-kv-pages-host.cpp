@@ -1,7 +1,7 @@
 // A range of pages in plain host memory. The details depend on the system:
 //   - Linux: mmap(MAP_NORESERVE). A commit uses MADV_POPULATE_WRITE if the kernel supports it (5.14), otherwise a write to each
 //     page. Pages are freed with MADV_DONTNEED. Transparent huge pages are off for the range, even if the system uses them
-//     everywhere. Otherwise a page of 4 KiB would become 2 MiB, at the commit or later, when the kernel fills a hole. Rejected:
+//     everywhere. Otherwise a page of 4 KiB would become 2 MiB, at the commit or later, when the kernel joins small pages. Rejected:
 //     huge pages for regions that are committed completely. 64 MiB at a time needed six times as long on a virtual machine, whose
 //     host had to find the memory.
 //   - macOS, BSD: a commit writes to each page. Freed pages are mapped again, because MADV_FREE and similar calls do not promise

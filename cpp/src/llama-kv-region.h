@@ -4,8 +4,8 @@
 //
 // The class knows which pages contain which rows. The tensors have the layout of a static cache:
 //
-//   - K, and V with flash attention: a strip of n_rows rows per stream
-//   - transposed V: n_embd_gqa strips per stream, with one element of each row
+//   - K, and V with flash attention: one strip (n_rows rows in sequence) per stream
+//   - transposed V: n_embd_gqa strips per stream, each with one element of each row
 
 #include "llama-kv-lines.h"
 #include "llama-kv-pages.h"

@@ -16,7 +16,7 @@ class llama_kv_row_request {
 public:
     explicit llama_kv_row_request(const llama_kv_dynamic_cache & cache) : cache(cache) {}
 
-    // request the rows [i0, i1) of one stream, or of all streams if the cache can grow
+    // request the rows [i0, i1) of stream s, or of all streams. If the cache is not dynamic, the second overload does nothing
     // If there is no host memory for the request, the next growth of the whole context fails, see llama_kv_dynamic::fail_request().
     void add(uint32_t s, uint32_t i0, uint32_t i1);
     void add(uint32_t i0, uint32_t i1);

@@ -11,7 +11,7 @@
 class llama_io_read_i;
 class llama_kv_dynamic_cache;
 
-// the number of rows that a state can be read into, or cleared in
+// the number of rows into which a state can be read, or in which the cells can be cleared
 // llama_kv_cache uses an object of this class where it would use the cells of a static cache. The number is 0 if some of the
 // cells have no rows. Such cells hold no data.
 struct llama_kv_dynamic_room {

@@ -100,7 +100,7 @@ public:
     // the same number
     virtual bool has_size() const { return false; }
 
-    // check whether the row, and all rows before it, can be used
+    // check whether row i of stream s has memory
     virtual bool has(uint32_t s, uint32_t i) const = 0;
 
     // check whether a row in use needs all rows below it. This is the case if nothing may read a row that does not exist
