@@ -28,7 +28,7 @@ static constexpr int64_t n_rows_tiled = 64;
 // number of rows of K and V in a tile. The rows of a tile are read together
 static constexpr int64_t n_kv_tile = 64;
 
-// maximum normalized mean squared error: the error of F32 arithmetic if its relative error is 1e-5
+// maximum normalized mean squared error: the square of a relative error of 1e-5, which F32 arithmetic can have
 static constexpr double max_nmse = 1e-10;
 
 enum mask_kind {

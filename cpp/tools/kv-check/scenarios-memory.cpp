@@ -123,10 +123,10 @@ after_late_state try_late_state(side & s, const session_params & sp, late_state 
     return res;
 }
 
-// read a state while a copy waits for memory
-// Either the result equals the result with enough memory, or the read is refused and the copy is intact. If the state is read
-// into the sequence of the copy, the copy is dropped, so its lack of memory must not matter. The same holds if the state is
-// read into a sequence that is neither the source nor the copy.
+// read a state while a copied sequence (llama_memory_seq_cp) waits for memory for its rows
+// Either the result equals the result with enough memory, or the read is refused and the copied sequence is intact. The read may
+// not be refused if its target is the copied sequence, which it replaces. It may not be refused either if its target is a third
+// sequence, neither the source of the copy nor the copied one.
 void late_copy_state(side & s, const session_params & sp) {
     if (!s.dynamic) {
         return;
