@@ -196,10 +196,10 @@ class Console:
 
 
 class _Note(TextColumn):
-    """Shorten the note if a line is too long, so that the percentage and the time stay."""
+    """Show the note of a progress bar. If the line is too long, shorten the note, not the percentage or the time."""
 
     def __init__(self) -> None:
-        # rich shortens columns that may wrap first
+        # if a line is too long, rich first shortens the columns that may wrap, so let this column wrap
         super().__init__("[dim]{task.fields[note]}", table_column=Column(no_wrap=False))
 
     def render(self, task: Task) -> Text:
@@ -214,7 +214,10 @@ def _drop(stream: IO[str]) -> None:
 
 
 def end_output() -> bool:
-    """Flush stdout. Return False if that fails; otherwise Python would try it when it exits, and exit with 120."""
+    """Flush stdout, and return True. If flushing fails, drop the rest of the output and return False.
+
+    Without this call, Python would flush stdout when it exits. If that failed, the exit code would be 120.
+    """
     try:
         sys.stdout.flush()
     except OSError:

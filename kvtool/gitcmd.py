@@ -97,11 +97,11 @@ def sealed_environment(extra: Environment | None = None) -> Environment:
 
 @functools.cache
 def _let_in(_environment: frozenset[tuple[str, str]]) -> Environment:
-    """Return the environment with the settings of _LET_IN in a config file.
+    """Return environment variables that give git the user's settings whose names match _LET_IN.
 
-    git can also read settings from environment variables, but it does not pass these on to the git process that reads a
-    mirror. Therefore a file is used. If the user did not configure ssh, it is run in BatchMode. Otherwise it could wait
-    forever for a password, because there is no terminal.
+    The settings are in a temporary config file. git can also read settings from environment variables, but git does not
+    pass these variables on to the git process that reads a mirror. If the user did not configure ssh, ssh runs in
+    BatchMode. Otherwise ssh could wait forever for a password, because there is no terminal.
     """
     asked = ["git", "-C", Path(sys.executable).anchor, "config", "-z", "--get-regexp", _LET_IN]
     done = process.capture(asked, env={"GIT_DIR": os.devnull, "GIT_CONFIG": None}, check=False)
@@ -158,8 +158,9 @@ class Git:
     ) -> Completed:
         """Run git to the end. If git fails and `check` is True, raise `error` with git's output.
 
-        Two failures raise an error even without `check`, because the exit code then says nothing about the question:
-        DiskError if the disk is full, and an error if git was killed.
+        Some failures raise an error even if `check` is False, because the caller would misread the exit code as git's
+        answer: DiskError if the disk is full, TreeError if another user owns the repository, and `error` if git was
+        killed by a signal.
         """
         done = process.capture(self._located(args), env=sealed_environment(env), input=input, check=False)
         if done.returncode != 0 and (found := _FOREIGN.search(done.stderr)):
@@ -216,7 +217,10 @@ class Git:
         return self.run(*args, check=False).returncode == 0
 
     def watch(self, *args: str | Path, bar: Progress, phases: Sequence[str]) -> Completed:
-        """Run git, and show its progress on the bar: each phase counts 100. The caller must check the exit code."""
+        """Run git, and show its progress on the bar. The caller must check the exit code.
+
+        phases: the names of the phases in git's output, in order; each phase adds up to 100 to the bar
+        """
 
         def on_line(line: str) -> None:
             for number, phase in enumerate(phases):

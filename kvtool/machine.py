@@ -58,10 +58,10 @@ def kib_of(path: str, name: str) -> int | None:
 def available_memory() -> int | None:
     """Return the bytes of memory that can be filled without swapping; None if unknown.
 
-    A limit of the cgroup is respected.
+    If the cgroup has a memory limit, the result is at most the memory that the limit leaves.
 
-    A cgroup counts cached files as used memory. Their inactive part is not counted here, because the kernel can free
-    it.
+    A cgroup counts cached files as used memory. This function does not count inactive cached files as used, because the
+    kernel can free their memory.
     """
     available = kib_of("/proc/meminfo", "MemAvailable")
     limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))

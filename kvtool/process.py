@@ -186,7 +186,7 @@ def _signals_wait() -> Iterator[Callable[[], None]]:
     """
     here = threading.current_thread() is threading.main_thread()
     numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if here and hasattr(signal, name)]
-    # do not touch ignored signals, because the child inherits that, too
+    # leave ignored signals as they are, because the child must inherit that they are ignored
     handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
     came: list[int] = []
 

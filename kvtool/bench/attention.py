@@ -47,12 +47,13 @@ _AT = {"prompt": (2048, 4096), "generate": (4096,)}
 class TypeSpeed:
     """Compare the speed of one type of cells with f16, or with the same type in an unpatched build.
 
-    base: "f16" or "unpatched", the side that is compared with
+    base: "f16" or "unpatched", the name of the other side of the comparison
     kind: "prompt" or "generate"
     depth: the number of tokens in the context before the call
     n_tokens: the number of tokens of one call
-    base_seconds: the median duration of a call on the side that is compared with
-    seconds: the median duration of a call with this type
+    base_seconds: the median duration of a call on the other side, in seconds
+    seconds: the median duration of a call with this type, in seconds
+    ratio: the speed with this type, divided by the speed of the other side
     """
 
     type: str
@@ -105,12 +106,13 @@ def _lines(speeds: Sequence[TypeSpeed], kind: str) -> dict[tuple[str, str], dict
     """Return the tokens per second at each depth, for each type and build.
 
     The speed of f16 is the median over all comparisons with f16. The speed of another type is the speed of f16 times
-    the ratio of this type. Measured speeds are not used directly, because the machine can become faster or slower
+    the ratio of this type. The speed of a type in the unpatched build is its speed in the patched build, divided by
+    the ratio of both builds. Measured speeds are not used directly, because the machine can become faster or slower
     between two comparisons.
     """
     same = [s for s in speeds if s.kind == kind]
     found = {(F16, ""): medians((s.depth, s.n_tokens / s.base_seconds) for s in same if s.base == F16)}
-    # the patched types first, because the unpatched ones are computed from them
+    # begin with the patched build, because the speeds in the unpatched build are computed from its speeds
     for s in sorted(same, key=lambda s: s.base == UNPATCHED):
         key = (s.type, UNPATCHED if s.base == UNPATCHED else "")
         patched = found[s.type, ""][s.depth] if s.base == UNPATCHED else found[F16, ""][s.depth]

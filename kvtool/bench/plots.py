@@ -74,7 +74,7 @@ def picture(
         yield files, axes
         for axis in axes:
             label_lines(axis)
-        # without a date, too, equal numbers produce equal files
+        # leave out the date, so that equal numbers produce equal files
         figure.savefig(data := io.BytesIO(), format="svg", metadata={"Date": None})
         files[f"{name}.svg"] = with_dark_scheme(data.getvalue())
 

@@ -66,7 +66,8 @@ class Kind:
     v: the type of the values at the start
     ladder: the types of `--kv-auto-quant`, from large to small; "" without a memory budget
     at: the index of the token in a chunk at which the first change of type must happen
-    least: True for the smallest memory budget with which the type changes at that token; False for the largest
+    least: True to use the smallest memory budget with which the type first changes at the token `at`; False to use the
+        largest memory budget with which it does
     n_ctx: the number of tokens in a chunk
     """
 
@@ -174,7 +175,8 @@ def _with_error(pair: Sequence[float]) -> str:
 class Perplexity:
     """Measure the loss of precision of each kind of cache, with one program, model and text.
 
-    The results of finished runs are kept in the folder `work`. After an interruption, only the other runs are made.
+    The results of finished runs are kept in the folder `work`. After an interruption, a new call of measure() makes
+    only the runs that have no result yet.
 
     chunks: the number of chunks, each of CONTEXT tokens
     """
@@ -227,7 +229,8 @@ class Perplexity:
     def _store_base(self, base: Path, journal: "_Journal") -> None:
         """Measure the static f16 cache and store its probabilities, which all other runs read.
 
-        The file gets its name when it is complete. Raise DiskError if the disk has too little space for it.
+        The file of the probabilities is renamed to `base` when it is complete. Raise DiskError if the disk has too
+        little space for this file.
         """
         partial = base.with_suffix(".part")
         argv: list[str | Path] = [*self._argv(STATIC_F16, 0), "--kl-divergence-base", partial]

@@ -34,7 +34,8 @@ class Bar:
     """Compare one figure with its target, the bounds `least` and `most`. None means that there is no such bound.
 
     value: the figure; None if it was not measured, and then `met` is None
-    low, high: the 95 % interval of the figure, if it has one; it may reach at most 0.02 beyond a bound
+    low, high: the ends of the figure's 95 % interval, None if there is no such end; each end may be at most 0.02
+        outside of the bounds
     unit: the unit of the figure, "" for a ratio
     note: a remark that a reader of the figure needs
     """

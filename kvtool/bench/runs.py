@@ -69,7 +69,8 @@ class Row:
     peak: the maximum of `resident` since the previous moment, None if it is unknown
     growth_seconds: the duration of all growths so far, None without growth
     growth_worst: the duration of the longest growth, None without growth
-    growth_limit: the time that the same bytes need without a cache, None without growth
+    growth_limit: the time that kv-bench needs without a cache for as many bytes as the cache added: to copy them, for
+        growth by copy, or to commit their pages, for growth in place; None without growth
     """
 
     mode: str
@@ -151,8 +152,8 @@ class Benched(Report):
     def _speed_picture(self) -> dict[str, bytes]:
         """Draw tokens per second with flash attention against the depth; nothing without measurements.
 
-        The speed of a dynamic cache is the speed of the static one times their ratio, because both were measured in
-        one process.
+        The speed of a dynamic cache is the speed of the static cache, times the ratio of both speeds. One process
+        measured both speeds.
         """
         shown = [s for s in self.speeds if s.flash_attn and s.mode in (IN_PLACE, COPY)]
         kinds = {s.kind: s.n_tokens for s in shown if s.kind != "create"}
@@ -209,7 +210,7 @@ def rows_of(mode: str, said: Mapping[str, Any]) -> list[Row]:
 
 
 def medians(samples: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return the median of each row over all runs of one kind of cache.
+    """Return the median of each field of each row over all runs of one kind of cache.
 
     A field of the result is None if this field is None in any of the runs.
     """
@@ -230,9 +231,11 @@ def memory_bars(rows: Sequence[Row]) -> list[Bar]:
 def _bars(rows: Sequence[Row], static: Sequence[Row]) -> list[Bar]:
     """Return the figures of one kind of cache that have a target.
 
-    To find how much of a process is the cache, the memory outside of the cache is subtracted. It is measured in the
-    static process at the same moment or, if static was left out, in this process. Memory that was freed but not
-    returned to the system therefore counts as memory of the cache.
+    To find the memory of a cache, the memory outside of the cache is subtracted from the memory of its process. The
+    memory outside of a cache is the resident memory of a process minus the bytes that the cache has allocated. It is
+    taken from the process with the static cache at the same moment. If the static cache was left out, it is taken from
+    the process with the dynamic cache. After llama_memory_clear(), the memory outside of the cache at the last depth is
+    subtracted. So memory that was freed, but not returned to the system, counts as memory of the cache.
     """
     beside = [None if r.resident is None else r.resident - r.committed for r in static or rows]
     *_, last, cleared = rows
@@ -277,9 +280,9 @@ class KvBench:
     console: Console
 
     def memory(self, n_ctx: int, depths: Sequence[int], repeats: int) -> tuple[tuple[Row, ...], str]:
-        """Return the medians of each kind of cache, and the reason if static was left out ("" if it was not).
+        """Return the medians of each kind of cache, and the reason why the static cache was left out, or "".
 
-        A static cache is left out if it does not fit into the machine's memory. The kinds alternate, and each turn
+        The static cache is left out if it does not fit into the machine's memory. The kinds alternate, and each turn
         begins with another kind. So a disturbance of the machine affects all kinds.
         """
         found: dict[str, list[list[Row]]] = {mode: [] for mode in MODES}
@@ -299,8 +302,9 @@ class KvBench:
 
         In each comparison, both contexts are in one process and are called alternately.
 
-        unpatched: the path of a libllama without the patches. It is compared with the patched library with the dynamic
-            cache switched off. For reference, the patched library is also compared with itself.
+        unpatched: the path of a libllama without the patches, or None. With this path, two comparisons are added. The
+            patched library, with the dynamic cache switched off, is compared with the unpatched library. The patched
+            library is also compared with itself, which shows how much equal libraries differ.
         """
         others = {OFF: unpatched, SAME: self.program.with_name(unpatched.name)} if unpatched else {}
         turns = [(mode, flash) for mode in (IN_PLACE, COPY, *others) for flash in ("on", "off")]
@@ -316,9 +320,13 @@ class KvBench:
     def compare(
         self, n_ctx: int, depths: Sequence[int], rounds: int, comparisons: Sequence[Comparison]
     ) -> list[list[Pair]]:
-        """Return the measured pairs of calls of each comparison, from `rounds` new pairs of contexts in one process."""
-        # The library that is loaded first is about 2 % faster or slower. So with two libraries, a round is two
-        # processes, each with another order.
+        """Return the measured pairs of calls of each comparison.
+
+        With one libllama, a single process creates `rounds` pairs of contexts, one pair after the other. With two
+        libraries, there are half as many rounds, but at least two. Each of these rounds is two processes.
+        """
+        # The library that is loaded first is about 2 % faster or slower than the library that is loaded second. So with
+        # two libraries, a round is two processes, one for each order.
         seeds = range(2 * max(2, rounds // 2))
         runs = [(number, seed) for number, each in enumerate(comparisons) for seed in (seeds if each.other else [0])]
 

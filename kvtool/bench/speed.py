@@ -2,15 +2,15 @@
 
 Each pair has the time of a call and the time of the same call in a static context. Within a round, `steady` is the
 median of time / static time over the pairs without a growth, and `growing` is the median over the pairs with a growth.
-A growth adds cells for several calls: with n tokens per call, a growth occurs every added / n calls. So the share of
-calls with a growth is p = n / added, and:
+One growth adds enough cells for several calls. If a call has n tokens and a growth adds `added` cells, a growth occurs
+once in added / n calls. So the share of calls with a growth is p = n / added, and:
 
     time = steady * (1 - p) + growing * p        and the speed is 1 / time
 
 Both contexts of a round keep their memory, and the place of that memory changes the time more than the difference that
 is measured. So a round counts as one observation, and more pairs in a round do not replace more rounds. (T. Kalibera,
 R. Jones: Rigorous benchmarking in reasonable time, ISMM 2013: repeat at the highest level that varies.) The interval is
-that of Student's t, computed from the logarithms of the rounds' ratios:
+the confidence interval of Student's t, computed from the logarithms of the rounds' ratios:
 
     exp(mean +- t(0.975, rounds - 1) * deviation / sqrt(rounds))
 """
@@ -68,10 +68,12 @@ class Figure:
 class Speed:
     """Compare the speed of a context with the static context, for one kind of call at one depth.
 
-    ratio: the speed with growths as often as they really occur, relative to static
-    steady: the speed of calls without a growth, relative to static; None if each call had a growth
-    growing: the time of a call with a growth relative to the static call, None without such calls
-    seconds: the median time of the static call
+    ratio: the speed with growths as often as they really occur, divided by the speed of the static context
+    steady: the speed of calls without a growth, divided by the speed of the static context; None if each call had a
+        growth
+    growing: the time of a call with a growth, divided by the time of the same call in the static context; None if no
+        call had a growth
+    seconds: the median time of a call in the static context
     """
 
     mode: str
@@ -102,7 +104,10 @@ def interval(ratios: Sequence[float]) -> Figure:
 
 
 def by_round(pairs: Sequence[Pair], value: Callable[[Sequence[Pair]], float | None]) -> Figure | None:
-    """Return the interval over the rounds for which `value` returns a number; None if there is no such round."""
+    """Compute `value` for each round, and return the mean and the interval of the numbers.
+
+    Rounds for which `value` returns None are left out. Return None if no round is left.
+    """
     rounds = ([p for p in pairs if p.round == number] for number in {p.round for p in pairs})
     found = [v for r in rounds if (v := value(r)) is not None]
     return interval(found) if found else None
@@ -121,13 +126,16 @@ def _time(pairs: Sequence[Pair]) -> float | None:
 
 
 def speed_without_growth(pairs: Sequence[Pair]) -> float | None:
-    """Return the speed of the calls without a growth, None if there are none."""
+    """Return the speed of the calls without a growth, divided by the speed of the static context.
+
+    Return None if every call had a growth.
+    """
     time = _time([p for p in pairs if not p.n_grow])
     return 1 / time if time else None
 
 
 def overall_speed(pairs: Sequence[Pair]) -> float:
-    """Return the speed with growths as often as they really occur."""
+    """Return the speed with growths as often as they really occur, divided by the speed of the static context."""
     grew = [p for p in pairs if p.n_grow]
     still, growing = _time([p for p in pairs if not p.n_grow]), _time(grew)
     if growing is None or still is None:

@@ -43,7 +43,7 @@ class ApplyResult(Result, command="apply"):
     @property
     def failure(self) -> KvtoolError | None:
         error = conflict_error(self.patches, f"{self.upstream} {self.tag}")
-        # the hunk conflicts with upstream's lines, so rebase can show both in the file
+        # a hunk with expected lines conflicts with upstream's lines, so rebase can write both versions into the file
         if error and any(hunk.expected for report in self.patches for hunk in report.failed):
             error.next_step = (
                 f"kvtool rebase {self.tag} stops there with the conflict in the files; the tree is unchanged"

@@ -108,8 +108,8 @@ class BisectResult(Result, command="bisect"):
     """Report where a patch stops applying.
 
     last_good: the last upstream tag where the patch applies
-    first_bad: the next tried upstream tag in the direction from good to bad, where the patch fails
-    suspects: the skipped tags between last_good and first_bad; any of them may be the first where the patch fails
+    first_bad: of the tried tags where the patch fails, the tag that is nearest to last_good
+    suspects: the skipped tags between last_good and first_bad; any of these tags may be the first where the patch fails
     why: the reason for the failure at first_bad
     trials: one trial for each tried upstream, in the order of the tags
     """

@@ -34,7 +34,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Command:
-    """Hold a command line, and the environment variables that it gets in addition to those of kvtool."""
+    """Hold a command line, and the environment variables that are added to kvtool's environment for this command."""
 
     argv: tuple[str, ...]
     env: dict[str, str]

@@ -100,7 +100,10 @@ class _Run:
     tree: str = ""
 
     def go(self) -> None:
-        """Run the steps in order until one fails or the last requested one is done. Record the others as skipped."""
+        """Run the steps in order, until a step fails or the last requested step is done.
+
+        Record the steps that did not run as skipped.
+        """
         actions = (self._fetch, self._rebase, self._build, self._verify)
         wanted = True
         for name, action in zip(StepName, actions, strict=True):

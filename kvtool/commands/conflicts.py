@@ -100,7 +100,8 @@ def _join_notes(notes: Sequence[str]) -> list[str]:
 def _render_conflicts(console: Console, reports: Sequence[PatchReport]) -> None:
     """Print the conflicts in the order of the series.
 
-    Without --verbose, the first conflicts are printed with a short diff. The others are printed as one line per patch.
+    Without --verbose, the first conflicts are printed with a short diff. The conflicts that follow are printed as one
+    line per patch.
     """
     wanted = [r for r in reports if console.verbose or r.outcome is not PatchOutcome.BLOCKED]
     hunks = [(report.id, hunk) for report in wanted for hunk in report.failed]
@@ -141,7 +142,7 @@ def _rooms(hunks: Sequence[tuple[str, FailedHunk]], lines: int) -> list[int]:
 def _render_hunk(console: Console, patch: str, hunk: FailedHunk, room: int) -> None:
     """Print one conflict.
 
-    room: the most lines of its diff. 0 prints the whole diff, and also the lines that the patch adds.
+    room: the maximum number of lines of the diff; 0 prints the whole diff, and also the lines that the patch adds
     """
     at = f" hunk {hunk.number} of {hunk.total}" if hunk.number else ""
     function = hunk.header.partition(" @@ ")[2]
@@ -190,7 +191,10 @@ def _runs(rows: Sequence[str]) -> list[list[str]]:
 
 
 def _cut(rows: Sequence[str], most: int) -> list[str]:
-    """Return the first `most` rows. If more than one row is left out, add a row that says how many."""
+    """Shorten a diff to its first `most` rows, and add a row with the number of rows that were left out.
+
+    If there are at most `most` + 1 rows, return all rows, because the added row would not make the diff shorter.
+    """
     if len(rows) <= most + 1:
         return list(rows)
     return [*rows[:most], f"… {len(rows) - most} more lines: --verbose"]

@@ -46,7 +46,10 @@ def _title(state: Snapshot) -> str:
 
 
 def _snapshot(context: SeriesContext, name: str, scratch: Scratch) -> Snapshot:
-    """Build the state that the user named. Raise TreeError for `tree` if no series is applied to the patched tree."""
+    """Return the state that the user named: TAG, REV, REV:TAG, "." or "tree" (the help text explains these names).
+
+    Raise TreeError for "tree" if no series is applied to the patched tree.
+    """
     if name != compare.TREE:
         return compare.snapshot(context, name, scratch)
     state = tree_state(context.project)

@@ -107,8 +107,8 @@ class _Source:
     """Hold what an export reads: the tree, the series, and the change that is being written.
 
     was: the diff of each patch as kvtool applied it to the tree, by patch id; empty if the tree is on the lock's
-        current tag. On another tag, applying a patch can change its lines. So an export compares a commit with this
-        diff to find whether the user edited the patch.
+        current tag. On another tag, the commit of a patch can have other lines than the patch file. So an export
+        compares the commit with this diff, and not with the patch file, to find whether the user edited the patch.
     """
 
     state: TreeState
@@ -131,7 +131,8 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     if state.interrupted == "rebase":
         raise dirty_tree_error(state)
     if applied is None or state.operation or state.dirty:
-        # an unfinished export is no obstacle, because this run finishes it, so do not report it as the reason
+        # An unfinished export is not the reason for this error, because this run can finish that export. So report
+        # only the other reasons.
         raise dirty_tree_error(replace(state, interrupted=""))
     stage, context = Stage(project, "export"), SeriesContext(project, console, groups=applied.groups)
     upstream = context.lock.upstream(applied.tag)
@@ -191,9 +192,10 @@ def _write(project: Project, source: _Source, folded: FoldedSeries, todo: tuple[
 
 
 def _require_whole(context: SeriesContext, upstream: Upstream, scratch: Scratch) -> None:
-    """Check that the whole series still applies after a change that was made in a tree with only some groups.
+    """Check that the whole series still applies, if the tree contains only some groups of the series.
 
-    Raise ConflictError if a patch of a group that the tree does not contain no longer applies.
+    A change in such a tree can conflict with a patch of a group that is not in the tree. Raise ConflictError for such a
+    conflict.
     """
     if error := conflict_error(context.build(scratch, upstream).reports, upstream.tag):
         raise ConflictError(

@@ -146,10 +146,10 @@ def _require_empty(project: Project) -> None:
 
 
 def _refuse_others(project: Project, todo: Sequence[Change]) -> None:
-    """Raise UsageError if patches/ or cpp/ has files that the import would replace or that would join the new series.
+    """Raise UsageError if patches/ or cpp/ has a file that the import would not write with the same content.
 
-    If an earlier import of the same fork was killed, the files that it wrote are accepted, because their content is
-    the wanted one.
+    The import would replace this file, or the file would become a part of the new series. If an earlier import of the
+    same fork was killed, the files of that import are accepted: they have the content that this import would write.
     """
     wanted = {change.path: change.content for change in todo}
     there = [project.root / "cpp" / file.path for file in new_files(project.cpp)]

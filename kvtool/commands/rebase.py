@@ -85,9 +85,10 @@ def _told(context: SeriesContext, upstream: Upstream, done: Rehearsal, outcome: 
 
 
 def _older(context: SeriesContext, upstream: Upstream, done: Rehearsal) -> str:
-    """Explain why an upstream that is not in the lock counts as older than the locked one.
+    """Explain why an upstream that is not in the lock counts as older than the lock's current upstream.
 
-    Returns "" if the upstream does not count as older, or if no patch is left out because of this.
+    The explanation names the patches that `from` or `until` therefore leaves out. Returns "" if the upstream is in the
+    lock, if it counts as newer, or if no patch is left out.
     """
     locked = context.lock.upstream()
     here = {report.id for report in done.locked.reports if report.commit}

@@ -26,10 +26,11 @@ class RebaseResult(Result, command="rebase"):
     files: the files written in the project
     patches: one report for each patch, in the order of the series
     seconds: the time that merging the patches needed
-    filled_in: the files whose conflict git rerere resolved in the same way as before
+    filled_in: the files whose conflict git rerere resolved with the recorded resolution of an equal, earlier conflict
     mirror: the repository that upstream was fetched from, "" if the user named none
-    older: the reason why an upstream that is not in the lock counts as older, and the patches left out because of it
-    astray: notes about folders that cpp/ adds files to and that upstream removed
+    older: the reason why an upstream outside of the lock counts as older than the lock's current upstream, and the
+        patches that are therefore left out; "" if there are none
+    astray: a note for each folder that has files of cpp/ and that upstream no longer has
     kept: the git ref with the edits and conflict markers that --abort, --skip or --drop removed from the tree, or ""
     """
 
@@ -215,8 +216,8 @@ column is a patch. A number is the number of hunks that were applied. *skipped* 
 def _counts(row: SpanRow) -> tuple[str, ...]:
     """Return the row of the table for one upstream tag: the tag, its date, the outcome, four numbers and the seconds.
 
-    It counts the patches that apply, the patches that from/until leave out, the patches that fail or lose changes, and
-    the hunks.
+    The four numbers are: the patches that apply, the patches that from/until leave out, the patches that fail or lose
+    changes, and the hunks of the patches that apply.
     """
     applied = [p for p in row.patches if p.outcome == PatchOutcome.APPLIED and not p.lost]
     left_out = sum(p.outcome == PatchOutcome.SKIPPED for p in row.patches)

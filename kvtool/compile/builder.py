@@ -69,7 +69,7 @@ def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
     Upstream's build continues if npm fails. Raises BuildError if the user asked for the page.
     """
     if not any(note.startswith(("no assets available", "provisioning failed")) for note in done.page):
-        # delete 700 MB that are needed again only when the sources of the page change
+        # delete this folder of 700 MB, because it is needed again only when the sources of the page change
         shutil.rmtree(planned.build_dir / "tools" / "ui" / "ui-src", ignore_errors=True)
         return ""
     why = next((note for note in done.page if "failed" in note or "not found" in note), done.page[0])
@@ -91,9 +91,9 @@ def configured_page(build_dir: Path) -> bool | None:
 
 
 def _configure(planned: Plan, console: Console) -> bool:
-    """Configure from scratch if the plan changed or the last attempt failed. Return whether that was done.
+    """Run CMake from scratch if the plan changed or the last attempt failed. Return True if that was done.
 
-    Otherwise ninja configures again by itself if a CMakeLists.txt changed.
+    Otherwise call ninja, which runs CMake again if a CMakeLists.txt changed.
     """
     stamp, made = planned.build_dir / _STAMP, planned.build_dir / "build.ninja"
     if stamp.is_file() and stamp.read_text() == planned.key and made.is_file():

@@ -174,7 +174,8 @@ class Plan:
         """
         if self.chosen:
             return self.chosen
-        # unit tests call the CPU library directly, but here programs load it when they start, so leave the tests out
+        # In a portable build, a program loads the CPU library when it starts. Unit tests call functions of this
+        # library directly, so a portable build leaves out the unit tests.
         if PRESETS[self.preset].portable:
             return (*USER_TARGETS, *PORTABLE_TARGETS, *VERIFY_TARGETS)
         return (*USER_TARGETS, *VERIFY_TARGETS, *self.tests)

@@ -185,7 +185,11 @@ def _prefixes(*first: Path) -> list[Path]:
 
 
 def _cuda_homes() -> list[Path]:
-    """Return the folders of CUDA toolkits: set by variables, installed, or NVIDIA's PyPI packages next to kvtool."""
+    """Return the folders in which a CUDA toolkit can be.
+
+    These are the folders in $CUDA_PATH and $CUDA_HOME, the usual folder of an installed toolkit, and the folders of
+    NVIDIA's PyPI packages next to kvtool.
+    """
     return [*_paths("CUDA_PATH"), *_paths("CUDA_HOME"), CUDA_BIN.parent, *sorted(SITE.glob("nvidia/cu*"))]
 
 
@@ -202,8 +206,8 @@ def _find_cuda() -> tuple[Tool, ...]:
     where = {} if on_path else {"CMAKE_CUDA_COMPILER": str(path)}
     gpus = _ran("nvidia-smi", "-L")
     models = {} if gpus and "GPU" in gpus.stdout else {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
-    # The libraries are a part of their own: nvcc can be installed without them. nvcc on PATH can be a wrapper of
-    # another nvcc.
+    # Search for cuBLAS, too, because nvcc can be installed without the libraries. Search in all folders of toolkits,
+    # because nvcc on PATH can be a wrapper of an nvcc in another folder.
     home = nvcc.path.resolve().parent.parent
     headers = ("include/cublas_v2.h", "targets/*/include/cublas_v2.h")
     cublas = _find_file("cuBLAS (part of the CUDA toolkit)", headers, _prefixes(home, *_cuda_homes()), HINTS["nvcc"])
@@ -268,7 +272,7 @@ def _find_vulkan_headers(prefixes: Sequence[Path]) -> Tool:
     """
     name = "Vulkan headers"
     places = [*_paths("CPATH"), *(prefix / folder for prefix in prefixes for folder in ("include", "Include"))]
-    # the second file belongs to the same package, and has the names of both files
+    # vulkan_core.h is in the same package as vulkan.hpp and has the names of both files, so only vulkan_core.h is read
     files = ("vulkan.hpp", "vulkan_core.h")
     there = [place for place in dict.fromkeys(places) if all((place / "vulkan" / file).is_file() for file in files)]
     if not there:

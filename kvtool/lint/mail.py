@@ -82,9 +82,9 @@ def _hunk(hunk: Hunk, line: int, end: int) -> Findings:
     """Check the line counts and the order of one hunk.
 
     line: the line of the hunk's header in the patch file
-    end: the first line of the old file that comes after the previous hunk, counted from 0
+    end: the index of the line after the previous hunk in the old file, counted from 0
     """
-    # a mail program may have removed the blank of an empty context line
+    # an empty context line is a single blank, which a mail program may have removed
     kinds = b"".join(row[:1].replace(b"\n", b" ") for row in hunk.rows if not row.startswith(b"\\"))
     here = f"{hunk.path} hunk {hunk.number} of {hunk.total}"
     said, there = (hunk.removed, hunk.added), tuple(sum(kind in mine for kind in kinds) for mine in (b" -", b" +"))

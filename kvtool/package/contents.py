@@ -39,7 +39,10 @@ def _file(path: Path) -> Entry:
 
 
 def _licences(project: Project, git: Git) -> list[Entry]:
-    """Return upstream's licence, and the licences of compiled-in code, each with the name of its folder."""
+    """Return the licences of upstream, of the code that upstream includes, and of this project.
+
+    The licence of included code has the name of its folder in its own name, such as `licenses/LICENSE-FOLDER`.
+    """
     found = {}
     for path in git.entries("ls-files", "-z"):
         if _LICENCE.search(path) and not path.startswith("gguf-py/"):

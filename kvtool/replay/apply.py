@@ -25,7 +25,7 @@ NEW_FILES_MESSAGE = "kvtool: add the files of cpp/\n"
 class FailedHunk:
     """Report a hunk that did not apply, or that git applied at a wrong place.
 
-    The fields with its lines are empty if the tree that the patch was made on is not available.
+    `expected`, `wanted`, `found` and `diff` are empty if the tree that the patch was made on is not available.
     """
 
     path: str
@@ -34,7 +34,7 @@ class FailedHunk:
     header: str  # "@@ -10,3 +10,5 @@ function"
     reason: str
     expected: tuple[str, ...] = ()  # the lines that the hunk changes
-    wanted: tuple[str, ...] = ()  # the lines that the hunk puts in their place
+    wanted: tuple[str, ...] = ()  # the lines that the hunk puts in the place of the expected lines
     found: tuple[str, ...] = ()  # the lines of the new upstream at the place of the hunk
     behind: str = ""  # upstream commit that changed the lines, if its history is available
     cause: str = ""  # the kind of conflict in one or two words, such as "renamed identifier"
@@ -327,7 +327,11 @@ def _name_later_patches(
 
 
 def _patches_needed(builder: Builder, failed: LoadedPatch, later: Sequence[LoadedPatch]) -> list[str]:
-    """Return the fewest later patches that make a failed patch apply; empty if no later patches do."""
+    """Return the ids of later patches after which a failed patch applies. Patches that are not needed are left out.
+
+    Only later patches that change a file of the failed patch are tried. Returns an empty list if the failed patch does
+    not apply even after all of them.
+    """
     paths = {file.path for file in parse_diff(failed.mail.diff)}
     near = [loaded for loaded in later if paths & {file.path for file in parse_diff(loaded.mail.diff)}]
 
@@ -450,8 +454,9 @@ def _translate_error(said: str) -> str:
 def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
     """Return the hunks that landed in another function than the patch file names, as pairs of path and note.
 
-    Returns nothing if the patch has more than one line of context, because such a patch file and git's diff of the
-    result are divided into different hunks, which cannot be compared one by one.
+    The function compares the hunks of the patch file with the hunks of git's diff of the result, one by one. With more
+    than one line of context, the patch file can be divided into hunks differently. If the numbers of hunks differ,
+    returns an empty list.
     """
     expected, actual = hunk_headings(mail.diff), hunk_headings(builder.diff_of(builder.tree, tree))
     return [
@@ -464,7 +469,7 @@ def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
 def conflict_error(reports: tuple[PatchReport, ...], label: str) -> KvtoolError | None:
     """Return the error of a series that did not apply completely, or None.
 
-    The error names the first patch that needs the user, and lists the other such patches.
+    The error names the first patch that needs the user, and lists all later patches that need the user.
     """
     bad = [report for report in reports if report.needs_user]
     if not bad:

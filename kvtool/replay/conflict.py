@@ -53,7 +53,10 @@ def _cause(
     moved_to: str,
     moved: str,
 ) -> tuple[str, str, range]:
-    """Return the cause of a conflict, a sentence about it, and the lines of upstream's file that the sentence means."""
+    """Return the cause of a conflict, a sentence that explains the cause, and the upstream lines in conflict.
+
+    The upstream lines are a range of line indexes in upstream's file.
+    """
     if not new.lines:
         there = f"; {moved or 'a line of it'} is in {moved_to} now" if moved_to else ""
         return "deleted lines", f"upstream has no such file any more{there}", region
@@ -145,7 +148,10 @@ def _identifier_changes(line: bytes, other: bytes, known: Mapping[bytes, bytes])
 
 
 def _nearest(piece: Piece, new: SourceFile, region: range) -> range:
-    """Return the part of a region of upstream's file that shares most words with the hunk. A small region is kept."""
+    """Return the lines of a region of upstream's file that share the most words with the hunk.
+
+    A small region is returned unchanged.
+    """
     size = len(piece.before)
     if len(region) <= 3 * size + _MOST:
         return region
