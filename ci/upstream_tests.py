@@ -1,15 +1,16 @@
-"""Run upstream's own tests on upstream's tree, on the patched tree, and on the patched tree with --kv-dynamic for all.
+"""Run upstream's own tests without the patches, with the patches, and with --kv-dynamic for all contexts.
 
     python ci/upstream_tests.py UNPATCHED_BUILD PATCHED_BUILD [--only REGEX] [--model FILE]... [--server-tests DIR]
 
-Both builds must be of the same tag, and must contain the tests (LLAMA_BUILD_TESTS=ON). The script runs all tests of
-ctest that were built, except the tests that would download a file.
+All tests run three times, and each run is a column of the printed table. `unpatched` is upstream's tree. `patched` is
+the patched tree. `--kv-dynamic` is the patched tree with LLAMA_ARG_KV_DYNAMIC=1, which sets --kv-dynamic for all
+contexts of each program that reads this variable. Both builds must be of the same tag, and must contain the tests
+(LLAMA_BUILD_TESTS=ON). The script runs all tests of ctest that were built, except the tests that would download a file.
 
 With --model, the tests of states and of recurrent rollback also run on these models, which are test models with a
 vocabulary (kvtool/verify/models.py). test-save-load-state then has a prompt of 600 tokens, so that the cache has to
-grow. Upstream's own test models end at 256 positions, which is the size of a cache before its first growth. Most
-tests of ctest do not read the environment variable of --kv-dynamic, so the result in their third column (the patched
-tree with --kv-dynamic) is the same as in the second (the patched tree).
+grow. Upstream's own test models end at 256 positions, which is the size of a cache before its first growth. Most tests
+of ctest do not read LLAMA_ARG_KV_DYNAMIC, so their results in the columns `patched` and `--kv-dynamic` are equal.
 
 With --server-tests (upstream's tools/server/tests, whose requirements.txt must be installed), the tests of the server
 also run. They use the first model instead of downloads (ci/offline_server_models.py).

@@ -11,7 +11,7 @@ Budget: the number of tokens that fit into a budget of 2 GiB. A cell, the KV of 
 Llama-2-7B. Smaller cells would make more tokens fit, and this measurement would need hours. The tokens of a *static*
 cache are calculated from its size. The other caches are filled until they are full: *f16* keeps this type, and *ladder*
 changes from f16 to q8_0 and then to q4_0. With `--quick`, the budget is 256 MiB. With a model of the user, the budget
-is a quarter of the memory that a static f16 cache of that context needs.
+is a quarter of the memory of the f16 cells with which *Changes* begins.
 
 Loss: `kv-check --checks retype-quality` measures the loss of precision on llama.cpp's own test models (toys), whose
 weights are random. Each model predicts the next token with an f16 cache and with the measured cache. The loss is the
