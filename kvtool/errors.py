@@ -112,7 +112,7 @@ class BisectSkip(KvtoolError, code="skip", exit_code=125):
 
 
 class BisectAbort(KvtoolError, code="abort", exit_code=128):
-    """There is another error of `kvtool bisect --at`.
+    """`kvtool bisect --at` ended with an error that is not a verdict on the commit.
 
     git bisect run then stops, instead of treating the commit as bad.
     """

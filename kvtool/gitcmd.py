@@ -289,8 +289,8 @@ def scratch_repository(*repositories: Path, below: Path | None = None) -> Iterat
             asked = Git(repository).run("rev-parse", "--git-path", "objects", "--git-path", "shallow")
             inside, cut = ((repository / path).resolve() for path in asked.stdout.split("\n")[:2])
             objects.append(inside)
-            # where the history of a shallow clone ends; without this file, git would search for parents that do not
-            # exist
+            # The file `shallow` lists the commits at which the history of a shallow clone ends. Without this file, git
+            # would search for parents that do not exist.
             if cut.is_file():
                 shallow |= set(cut.read_text("ascii").split())
         (scratch.repo / "objects/info/alternates").write_text("".join(f"{path}\n" for path in objects), "utf-8")

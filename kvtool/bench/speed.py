@@ -158,10 +158,11 @@ def speeds(mode: str, flash_attn: bool, kinds: Sequence[str], pairs: Sequence[Pa
 
 
 def speed_bars(speeds: Sequence[Speed]) -> list[Bar]:
-    """Return one figure with its target for each comparison and kind of call.
+    """Return one figure with its target for each comparison and kind of call, and one for the time of a growth.
 
-    The figure is from the worst depth: a depth at which the target is missed or, if there is none, the depth with the
-    lowest speed.
+    Each figure of a comparison is from its worst depth. If the target is missed at some depths, only these depths are
+    considered. The worst depth is the depth whose 95 % interval begins lowest. The time of a growth is the largest
+    `growing` of generated tokens in a cache that grows in place, over all depths.
     """
     groups = itertools.groupby(speeds, lambda s: (s.mode, s.flash_attn, s.kind))
     found = [min(map(_bar, group), key=lambda b: (bool(b.met), b.low or 0.0)) for _key, group in groups]

@@ -73,7 +73,7 @@ def _cause(
         return "already upstream", "upstream already has the lines that the patch adds", region
     if (place := _equal_after(_blank, piece, old, new, map_lines)) is not None:
         return "white space", "upstream changed only the white space of the lines", place
-    # if a line was in the old file already, that it is equal says nothing
+    # leave out lines that the old file already had, because upstream did not add them
     known = {squeezed(line) for line in old.lines}
     if any(len(line) > 4 for line in mine & theirs - known):
         return "already upstream", "upstream already has a part of the lines that the patch adds", region
