@@ -33,8 +33,8 @@ bool server_draft_catch_up::can_skip(const common_batch & view) {
 
     const bool has_lost = ctxs.ctx_dft && drop_lost(view);
 
-    // The draft can run out of cells before the target does: slots that share cells in the target can have cells of their own in
-    // the draft, if it has processed their prompts itself.
+    // The context of the draft can run out of cells before the context of the target. Slots that share cells in the target have
+    // their own cells in the draft if the draft has processed the prompts of these slots itself.
     if (is_simple == is_mtp || is_other ||
             (!has_lost && !server_memory_is_short(ctxs.ctx_dft) && !server_memory_is_full(ctxs.ctx_dft, view.size()))) {
         return false;
@@ -45,7 +45,8 @@ bool server_draft_catch_up::can_skip(const common_batch & view) {
     for (const auto & token : view.tokens) {
         auto & slot = slots[token.seq_id];
         if (is_mtp) {
-            // MTP layers need states of the target that are gone now. So they start again with the next batch
+            // free the cells of the MTP layers, because the states of the target that they need are gone now. The MTP layers
+            // continue with the next batch
             llama_memory_seq_rm(llama_get_memory(slot.ctx_dft), slot.id, -1, -1);
         } else if (slot.prompt.n_draft_retry == -1) {
             slot.prompt.n_draft_retry = 0;
@@ -55,7 +56,7 @@ bool server_draft_catch_up::can_skip(const common_batch & view) {
     return true;
 }
 
-// let the draft process the tokens of the slot that are not in its cache. return the result of llama_process()
+// let the draft process the tokens of the slot that are not in the cache of the draft. return the result of llama_process()
 static int process_missing_tokens(const server_slot_view & slot) {
     auto * mem = llama_get_memory(slot.ctx_dft);
 
@@ -94,14 +95,14 @@ bool server_draft_catch_up::catch_up(int id_slot) {
 
     const auto & types = params.speculative.types;
     if (std::find(types.begin(), types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE) == types.end()) {
-        // other drafters cannot process the missed tokens: the states of the target that they need are gone. They continue with the
-        // next tokens
+        // continue with the next tokens. Drafters other than draft-simple cannot process the missed tokens, because they need
+        // states of the target that are gone
         n_retry = -1;
         return true;
     }
 
-    // The draft has missed a batch if its last position is not the one before the next token. With M-RoPE, this does not count:
-    // positions jump after an image, and the draft can process the text after an image.
+    // The draft has missed a batch if the last position in its cells is not directly before the position of the next token.
+    // With M-RoPE, this check is not made: positions jump after an image, and the draft can process the text after an image.
     const auto      rope    = llama_model_rope_type(llama_get_model(slot.ctx_dft));
     const bool      no_gaps = rope != LLAMA_ROPE_TYPE_MROPE && rope != LLAMA_ROPE_TYPE_IMROPE;
     const llama_pos pos_max = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_dft), slot.id);
@@ -124,7 +125,7 @@ bool server_draft_catch_up::catch_up(int id_slot) {
         ret = process_missing_tokens(slot);
     });
 
-    // retry only after a quarter more tokens, because each attempt costs a growth that fails
+    // try again when the prompt has a quarter more tokens, not earlier: each attempt costs the time of a growth that fails
     n_retry = ret == 0 ? -1 : n_tokens + n_tokens/4 + 1;
 
     SLT_INF(slot, "draft: %s, n_tokens = %d\n", ret == 0 ? "caught up" : "still no memory", n_tokens);
@@ -154,7 +155,7 @@ bool server_draft_catch_up::make_checkpoint(int id_slot, const std::function<voi
 void server_draft_catch_up::restore_draft(int id_slot) const {
     auto & slot = slots[id_slot];
 
-    // if there was no memory for the checkpoint, the draft has already lost its cells
+    // if there was no memory to restore the checkpoint, load_dft() has already freed the draft's cells of the slot
     if (!slot.spec_ckpt.load_dft(slot.ctx_dft, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
         drop(slot);
     }

@@ -31,17 +31,17 @@ public:
     // let the draft process the tokens that it lacks. return false if the draft cannot be used yet
     bool catch_up(int id_slot);
 
-    // create the checkpoint to which the target returns if a draft is rejected
-    // If there is no memory for the checkpoint, discard the draft and return false.
+    // create the checkpoint to which target and draft return if the target rejects the draft tokens of a slot
+    // make: creates the checkpoint
+    // If there is no memory for the checkpoint, discard the draft tokens and return false.
     bool make_checkpoint(int id_slot, const std::function<void()> & make) const;
 
     // restore the draft from the checkpoint of make_checkpoint(). If that fails, free the draft's cells of the slot
     void restore_draft(int id_slot) const;
 
 private:
-    // find the slots of the batch whose cells in the draft were lost, because a device failed. Free the draft's cells of these
-    // slots
-    // return false if there is no such slot
+    // free the draft's cells of the slots of the batch that have lost cells in the draft, because a device failed
+    // return false if no slot of the batch has lost cells
     bool drop_lost(const common_batch & view);
 
     const common_params   & params;

@@ -24,7 +24,7 @@ static bool can_use(const server_task & task) {
     return task.need_sampling() && task.params.n_predict != 0 && !task.tokens.has_media();
 }
 
-// remove the draft's part from a prompt
+// remove the states of the draft from the checkpoints of a prompt, and the mark that the draft lacks tokens of the prompt
 static void forget(server_prompt & prompt) {
     prompt.n_draft_retry = -1;
     for (auto & ckpt : prompt.checkpoints) {
@@ -395,7 +395,7 @@ void server_draft::attach() {
         slot.spec    = ctxs.spec.get();
         slot.mem.init(ctxs.ctx_tgt, ctxs.ctx_dft);
 
-        // if a slot was about to decode accepted tokens again, it samples these tokens again
+        // drop all draft tokens. If the slot was about to decode accepted draft tokens again, it samples these tokens again
         slot.spec_draft.clear();
         slot.spec_draft_q.clear();
         slot.spec_ckpt.clear();

@@ -22,13 +22,14 @@
 
 // The draft of the server, which can be loaded and freed while the server runs: GET and POST /speculative.
 //
-// No request waits for a draft. Without a draft, each request continues with one token at a time. Unloading the draft also frees
-// its part of the caches. After a load, the draft processes the prompts of the slots (server_draft_catch_up::catch_up()).
+// No request waits for a draft. Without a draft, each request continues with one token at a time. An unload also frees the
+// cells of the draft, and the states of the draft in saved conversations. After a load, the draft processes the prompts of the
+// slots (server_draft_catch_up::catch_up()).
 //
-// Supported are models that draft from tokens alone (draft-simple), and MTP layers (draft-mtp). MTP layers are usually part of
-// the target's file, so unloading frees only their context. They need states that the target had when it computed the tokens, and
-// these states are gone after a load. So in a conversation that has begun before, MTP layers start with the next tokens. Other
-// kinds of drafts need more of these states and are not supported.
+// This class supports models that draft from tokens alone (draft-simple), and MTP layers (draft-mtp). MTP layers are usually in
+// the target's file, so an unload frees only the context of the MTP layers. MTP layers need states of the target from the time
+// when the target computed the tokens. After a load, the states for earlier tokens are gone. So if a conversation began before
+// the load, MTP layers start with its next tokens. Other kinds of drafts need more states of the target, and are not supported.
 //
 // With --draft-lazy-auto, a request that can use a draft loads it when the request is launched. If loading fails, the request
 // continues without a draft.
@@ -51,7 +52,7 @@ public:
     bool init();
 
     // called by load_model() if the draft could not be loaded
-    // return false if the server cannot start without it, because the draft is one that is always loaded
+    // return false if the draft is always loaded, because then the server cannot start without the draft
     bool continue_without();
 
     // called by load_model() if the draft does not work with this target
@@ -70,25 +71,28 @@ public:
     // Call this on the main loop. The batch must not contain draft tokens (see server_oom::drop_drafts()).
     bool free_on_demand();
 
-    // return true if cells or the projector may be freed to load the draft. This is so if a client loads it with POST /speculative,
-    // and not if it is loaded on demand for a request
+    // return true if the server may free cells or the projector to load the draft
+    // The result is true if a client loads the draft with POST /speculative. It is false while the draft is loaded on demand
+    // for a request.
     bool may_take_others() const { return !is_for_request; }
 
-    // set the function that receives the bytes of the weights before a load and after an unload. load_model() calls this
-    // The function may throw server_refusal.
+    // set the function that receives the bytes of the draft's weights before a load, and 0 after an unload
+    // `func` may throw server_refusal. load_model() calls set_on_bytes().
     void set_on_bytes(std::function<void(size_t)> func);
 
-    // set the function that returns false if the budget has no room for the first cells of the draft. load_model() calls this
+    // set the function that returns false if the budget has no room for the first cells of the draft
+    // load_model() calls set_fits().
     void set_fits(std::function<bool(bool may_take_others)> func);
 
-    // continue without the draft, because the server has woken up and there is no room for it. load_model() calls this
-    // return false if the draft cannot be left out, because it is always loaded, or if it is not loaded
+    // unload the draft, because the server has woken up and there is no room for the draft. load_model() calls stay_unloaded()
+    // return false if no draft is loaded, or if the draft is always loaded, because then the server needs it
     bool stay_unloaded();
 
-    // free a draft that was loaded on demand, if no request has used it for its time. The main loop calls this at each tick
+    // free a draft that was loaded on demand, if no request has used it for the seconds of --draft-lazy-auto
+    // The main loop calls unload_unused() at each tick.
     void unload_unused();
 
-    // return the drafters that need no draft model, and also those of the draft model if it is loaded
+    // create the drafters that need no draft model. If the draft model is loaded, also create the drafters that use it
     common_speculative * make_speculative();
 
     // add the state of the draft to a checkpoint, unless the draft lacks tokens

@@ -22,7 +22,7 @@ void server_idle::release() {
 
         const bool is_empty = slot.prompt.n_tokens() == 0;
 
-        // t_last_used is also set when a slot is restored from a file, so the time begins again then
+        // t_last_used is also set when a slot is restored from a file, so the idle time of the slot starts again at the restore
         t = slot.is_processing() || is_empty ? t_now : std::max(t, slot.t_last_used);
         if (t_now - t >= t_max && !is_empty && !slot.is_processing()) {
             release(slot);

@@ -18,7 +18,7 @@ class server_idle {
 public:
     server_idle(const common_params & params, const server_contexts & ctxs, server_slots & slots, server_conversations & conversations, server_memory_stats & stats);
 
-    // free the memory of slots that were not used for the set time. The main loop calls this at each tick
+    // free the memory of slots that were not used for the seconds of --kv-idle-release. The main loop calls this at each tick
     void release();
 
 private:

@@ -13,8 +13,9 @@ server_memory_policy::server_memory_policy(
     : params(params), ctxs(ctxs), slots(slots), batch(batch), conversations(conversations), cells(cells), pause(pause), oom(oom), draft(draft), projector(projector), stats(stats) {}
 
 server_budget_hold server_memory_policy::hold_types() {
-    // The slots have freed the cells that their requests do not use. Until now, a conversation was counted twice if it was copied
-    // from such cells. Readers get the numbers of the last update during the whole batch, so update them now.
+    // The slots have just freed the cells that their requests do not use. Before that, a conversation that was copied from such
+    // cells counted twice: as cells, and as an entry in RAM. So drop conversations only now, if their bytes exceed the limit.
+    // Then update the numbers, because readers get the numbers of the last update during the whole batch.
     if (params.cache_ram_budget && conversations.trim()) {
         stats.update(ctxs.ctx_tgt, ctxs.ctx_dft);
     }

@@ -17,10 +17,11 @@
 #include <cstdint>
 #include <functional>
 
-// Decides which owner frees memory, and in which order. No other class asks an owner to free memory for someone else.
+// Decides which owner of memory frees it, and in which order. If a class needs memory that another class owns, it calls this
+// class, and only this class calls the owner.
 //
-// The order is that of the table "When the pool is full" in docs/reference/server.md. The owners, and the rows of the table that
-// they implement:
+// The order is the order of the table "When the pool is full" in docs/reference/server.md. The owners, and the rows of the
+// table that they implement:
 //
 //  server_oom                     | 2: drops drafts of the batch, 9: ends the slot that lacks a cell
 //  server_conversations           | 3: drops conversations in RAM
@@ -44,7 +45,7 @@ public:
     // free memory after a batch has failed for lack of cells
     // n_batch: size of the next attempt
     // off:     index of the first token that was not decoded
-    // return false if a smaller batch may succeed. Upstream's code tries that then
+    // return false if a smaller batch may succeed. After that, upstream's code tries a smaller batch
     bool make_room_for_batch(int32_t & n_batch, int32_t off);
 
     // free memory after the current media chunk (image or audio) of a slot has failed for lack of cells
@@ -64,8 +65,8 @@ public:
     bool read_back(server_slot_view & slot, const std::function<bool()> & read, bool with_unstarted = false);
 
     // make room in the budget for the projector or the draft. return false if they do not fit
-    // fits:       tries to reserve the bytes. ctx: a context whose cells may change to smaller types. null means: no cells may
-    //             change
+    // fits:       reserves the bytes of projector and draft in the budget, and returns true if they fit. Its parameter ctx is
+    //             the context whose cells may change to smaller types. null means: no cells may change
     // may_clear:  the cells of idle and unstarted slots may be freed
     // may_shrink: cells may change to smaller types
     bool make_room_for_component(const std::function<bool(llama_context * ctx)> & fits, bool may_clear, bool may_shrink);

@@ -35,8 +35,8 @@ public:
 
     // read the numbers. Call this while the contexts do not compute
     // ctx_dft:    context of the draft, or null
-    // with_slots: always read the share of each slot, too. false: read it only if a client has asked for it recently, because this
-    //             needs more time
+    // with_slots: true: also read the share of each slot. false: read the shares only if a client has asked for them recently,
+    //             because reading them scans every cell
     void update(const llama_context * ctx_tgt, const llama_context * ctx_dft, bool with_slots = false);
 
     // set the bytes of all contexts to 0, and keep the counters. Call this before the contexts are freed

@@ -14,8 +14,8 @@ server_oom::server_oom(
 bool server_oom::is_not_begun(const common_batch & view) const {
     auto * mem = llama_get_memory(ctxs.ctx_tgt);
 
-    // With snapshots of a recurrent state, the result is false: undoing the batch would restore a snapshot that the batch did not
-    // write.
+    // If the memory keeps snapshots of a recurrent state, return false. To undo the batch, the memory would restore a snapshot,
+    // although a batch that has not begun has written no snapshot.
     return mem && llama_n_rs_seq(ctxs.ctx_tgt) == 0 && std::all_of(view.tokens.begin(), view.tokens.end(), [&](const auto & token) {
         return llama_memory_seq_pos_max(mem, token.seq_id) < token.pos[0];
     });
@@ -68,9 +68,9 @@ void server_oom::end_slot(server_slot_view & slot, int32_t off) {
 
     batch.drop(slot.id, off);
 
-    // End the child slots of this request as well (the slots of its other completions, n_cmpl), as long as no token was
-    // generated. Each child waits for the prompt, or has a copy of its first part. The rest of the prompt will not be processed
-    // now.
+    // Also end the child slots of this request (the slots of its other completions, n_cmpl), if no token was generated. Each
+    // child waits for the prompt, or has a copy of the first tokens of the prompt. No slot will process the other tokens of the
+    // prompt.
     for (auto & other : slots) {
         if (slot.stats.n_gen == 0 && other.is_processing() && other.task->id_parent == slot.task->id) {
             send_error(other);
@@ -157,7 +157,7 @@ void server_oom::refuse(const server_slot_view & slot) const {
     const int32_t n_tokens = slot.task->n_tokens();
     const int32_t n_max    = capacity.n_cells_max();
 
-    // the number is at least half a block, because a cache starts with that many cells
+    // report that the budget holds at least N_BLOCK/2 tokens, because a cache starts with that many cells
     const int32_t n_held = n_tokens > n_max ? n_max : std::min(n_tokens - 1, std::max(n_block/2, n_max - n_block));
 
     replies.error(slot, string_format("request (%d tokens) exceeds what --kv-budget %d holds (%d tokens), try increasing it",

@@ -28,8 +28,8 @@
 
 #include <vector>
 
-// The parts of llama-server that upstream does not have, one class for each part. This struct creates the parts, and passes to
-// each part the other parts that it needs.
+// Creates the parts of llama-server that upstream does not have: the classes in server-*.h whose objects are members below. The
+// constructor passes to each part the other parts that it needs.
 //
 // The server context owns the parts. Upstream's code calls their methods. The parts do not know the type of the server context:
 // they work on views of its slots and its batch.

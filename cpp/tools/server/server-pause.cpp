@@ -81,7 +81,7 @@ std::unique_ptr<server_prompt_cache_state> server_pause::save(const server_slot_
 
         const auto read = [&](llama_context * ctx, std::vector<uint8_t> & data) {
             data.resize(size(ctx));
-            // the size is 0 if a copy of the sequence is pending, although there are cells
+            // the size is 0 if a copy of the sequence is pending, although the sequence has cells
             return !ctx || (!data.empty() && llama_state_seq_get_data(ctx, data.data(), data.size(), slot.id) == data.size());
         };
 

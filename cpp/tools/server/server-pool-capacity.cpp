@@ -28,7 +28,8 @@ int32_t server_pool_capacity::n_cells_max(bool ignore_draft) const {
         n_states  = usage.reserved - std::min<double>(usage.reserved, usage.n_cells_max*size_cell);
     }
 
-    // with `--cache-ram budget`, growing cells can reclaim the memory of conversations, except the conversations of the slots
+    // with `--cache-ram budget`, a growth of the cells can reclaim the memory of the entries in RAM. It cannot reclaim the
+    // memory of paused requests and of the checkpoints of the slots
     size_t n_others = budget.other;
     if (!ignore_draft) {
         const size_t n_cells = usage.committed - std::min(usage.committed, n_states);

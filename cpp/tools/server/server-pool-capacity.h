@@ -10,18 +10,19 @@
 // Computes how many cells the pool can have within --kv-budget.
 class server_pool_capacity {
 public:
-    // number of cells by which a growth may exceed the needed cells, or which a shrink may keep
+    // maximum number of cells that a growth adds, or that a shrink keeps, in addition to the needed cells
     static constexpr int32_t N_BLOCK = 512;
 
     server_pool_capacity(const common_params & params, const server_contexts & ctxs, const server_conversations & conversations);
 
-    // return the maximum number of cells of the context. With a budget, this is the number of cells that fit into the budget
-    // if the cells have the smallest types
-    // ignore_draft: do not subtract the draft's cells, because they are freed together with the cells of their slots
+    // return the maximum number of cells of the target's context. With a budget, this is the number of cells of the smallest
+    // types that fit into the budget
+    // ignore_draft: true: the bytes of the draft's cells count as free, because the draft's cells of a slot are freed together
+    //               with its other cells
     int32_t n_cells_max(bool ignore_draft = false) const;
 
-    // return true if the budget can never hold n_tokens tokens. With a recurrent state, cells are not counted, and the result is
-    // false
+    // return true if the budget can never hold n_tokens tokens. If the model has a recurrent state, return false without
+    // counting cells
     // n_max: result of n_cells_max()
     bool is_too_small(int32_t n_tokens) const;
     bool is_too_small(int32_t n_tokens, int32_t n_max) const;

@@ -72,8 +72,8 @@ bool server_pool::admit(int id_slot) {
 
     const bool is_full = capacity.is_too_small(n_tokens);
 
-    // do not refuse the request while a projector that was loaded on demand uses a part of the budget. It is freed when the other
-    // requests have ended, see resume()
+    // do not refuse the request while a projector that was loaded on demand uses a part of the budget. resume() frees this
+    // projector when no other request uses it
     if (is_full && (slot.mctx || !projector.is_loaded_on_demand())) {
         oom.refuse(slot);
         slot.release();
@@ -229,8 +229,8 @@ bool server_pool::find_place(const server_slot_view & slot, int32_t n) {
             n_free += llama_memory_seq_usage(other.ctx_tgt, other.id).cells.n_cells;
         }
     }
-    // With a budget, a slot frees other memory in addition to its cells, so n_free is too small. So the check applies only
-    // without a budget.
+    // Check n_free only without a budget. With a budget, clearing a slot frees other memory in addition to its cells, so the
+    // number of cells that become free can be larger than n_free.
     if (params.kv_budget_mib == 0 && !has_place(slot, n - n_free)) {
         return false;
     }
@@ -263,8 +263,8 @@ bool server_pool::resume(server_slot_view & slot) {
 
     const bool is_first = !has_ahead(slot);
 
-    // Hold the paused state outside of the slot while its cells are restored. The option
-    // `--cache-ram budget` counts a state in the slot together with the cells, so both might not fit into the budget.
+    // Move the paused state out of the slot while its cells are restored. With `--cache-ram budget`, a state in the slot and
+    // the restored cells would both count, and both might not fit into the budget.
     auto saved = std::move(slot.wait.paused);
 
     const bool ok = policy.read_back(slot, [&]() { return write(slot.ctx_tgt, saved->data.main); }, is_first);

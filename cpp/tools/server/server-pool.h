@@ -20,8 +20,8 @@
 
 // Lets requests wait for cells, because the pool (the KV cells of all slots) is too small for all slots at once.
 //
-// A request starts when its prompt fits into the pool next to the running requests. Paused requests resume in the same way. The
-// oldest request is the first. A request never waits when no other request is running.
+// A request starts when its prompt fits into the cells that the running requests leave free. A paused request resumes when its
+// tokens fit. The oldest waiting request is the first. A request never waits when no other request is running.
 //
 // Rejected: keeping cells free for all that a request may generate. Clients ask for much more than they use, and slots that could
 // run together would wait for each other. The server need not know in advance which request will run out of cells. It acts
@@ -39,8 +39,8 @@ public:
     // return true if there is room for the prompt of a request, so that it may start. return false if it waits or was refused
     bool admit(int id_slot);
 
-    // return true if the slot has no tokens in the current batch. There are four reasons: it waits, it is paused, it does not fit
-    // into the batch, or its parent slot is not in the batch
+    // return true if the slot has no tokens in the current batch. There are four reasons: the request waits, the request is
+    // paused, its tokens do not fit into the batch, or its parent slot has no tokens in the batch
     bool is_outside_batch(int id_slot);
 
     // acquire a reference to the projector for the media of a task. If that fails, send the error and return false
@@ -64,16 +64,17 @@ private:
     // return the oldest request that waits for cells. The result is null if no request waits
     server_slot_view * next_waiting();
 
-    // return the number of cells that the slot has already, so that its prompt need not find them in the pool
-    // The slot uses the cells of the prefix that its last and its next prompt have in common, and frees its other cells. If some of
-    // its cells are shared with other slots, only the cells of this prefix count, because freeing shared cells makes no room.
+    // return the number of cells of the slot that its next prompt can use, and that the pool need not have free for this prompt
+    // The slot uses the cells of the common prefix of its last and its next prompt again. It frees its other cells, so they
+    // count, too. But if the slot shares cells with other slots, only the cells of the prefix count, because freeing shared
+    // cells makes no room.
     int32_t n_kept(const server_slot_view & slot) const;
 
     // return the number of additional cells that the prompt of the slot needs
     int32_t n_needed(const server_slot_view & slot) const;
 
-    // return true if n more cells fit into the pool, next to the cells that other prompts still need and some cells for generated
-    // tokens
+    // return true if n more cells for the request of the slot fit into the pool. The function keeps room for the used cells,
+    // for the cells that requests with priority still need, and for generated tokens of the slot: at most 1/16 of the cells
     bool has_place(const server_slot_view & slot, int32_t n);
 
     // do the same as has_place(), but first free the cells of idle and unstarted slots. If that would not be enough, free nothing

@@ -13,7 +13,8 @@ public:
 
     server_projector_ref() = default;
 
-    // find: loads the projector if ctx is null, or throws the reason. check() calls it. null on a server without a projector
+    // find: check() calls this function if ctx is null. It loads the projector, or throws an error with the reason. null means:
+    //       the server has no projector
     server_projector_ref(std::shared_ptr<mtmd_context> ctx, find_t find);
 
     explicit operator bool() const { return ctx != nullptr; }

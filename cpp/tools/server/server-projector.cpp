@@ -42,7 +42,8 @@ bool server_projector::init(
 
     ctx   = std::move(ctx_new);
     model = model_new;
-    if (is_first || ctx) { // the values belong to the file that was read
+    // if the projector was not loaded again, keep the values of the file that was read before
+    if (is_first || ctx) {
         usage  = usage_new;
         params = params_new;
     }

@@ -26,7 +26,7 @@
 // freed while a task waits for a slot, the main loop loads it again when the task is launched.
 //
 // The server reads the supported kinds of media from the file at its start. The caches contain results of this projector. So a
-// load is refused if the header of the file has changed since the start. No other check is needed.
+// load is refused if the header of the file has changed since the start. A load needs no other comparison of the files.
 //
 // Rejected: a reference for each task that waits for a slot. Clients that queue for hours would keep the projector loaded. A task
 // that finds no projector is refused with the reason.
@@ -78,22 +78,24 @@ public:
     // load the projector. throw server_refusal if that fails. Nothing has changed then. Call this on the main loop
     json load();
 
-    // free the projector. return null if it has users, or if the caller's `closing` has ended. Call this on the main loop
+    // free the projector. Call this on the main loop
+    // return null if the projector has users, or if the state is no longer STATE_UNLOADING: the period that the caller began
+    // with closing::begin() can end before the main loop calls unload().
     json unload();
 
     // return the functions for POST /mmproj
     server_component component(const std::function<bool()> & should_stop);
 
-    // set the function that receives the bytes of the projector before a load, and 0 after an unload. load_model() calls this
-    // The function may throw server_refusal.
+    // set the function that receives the bytes of the projector before a load, and 0 after an unload
+    // `func` may throw server_refusal. load_model() calls set_on_bytes().
     void set_on_bytes(std::function<void(size_t)> func);
 
-    // set the function that frees memory so that a request with media can load the projector. It returns false if nothing can be
-    // freed
+    // set the function that frees memory so that a request with media can load the projector. `func` returns false if it has
+    // freed nothing
     void set_make_room(std::function<bool()> func);
 
-    // continue without the projector, because the server has woken up and there is no room for it. load_model() calls this
-    // return false if the projector cannot be left out, because it is always loaded, or if it is not loaded
+    // unload the projector, because the server has woken up and there is no room for it. load_model() calls stay_unloaded()
+    // return false if the projector is not loaded, or if it is always loaded, because then the server needs it
     bool stay_unloaded();
 
     // return true if requests load the projector (--mmproj-lazy-auto)
@@ -110,7 +112,8 @@ public:
     // free the projector because its memory is needed, if is_spare(). return false otherwise. Call this on the main loop
     bool free_spare();
 
-    // free a projector that was loaded on demand, if no request has used it for its time. The main loop calls this at each tick
+    // free a projector that was loaded on demand, if no request has used it for the seconds of --mmproj-lazy-auto
+    // The main loop calls unload_unused() at each tick.
     void unload_unused();
 
 private:
@@ -123,7 +126,7 @@ private:
 
     static constexpr const char * names[] = { "unloaded", "loading", "loaded", "unloading" };
 
-    // address space for ggml_backend_sched_new() with the 8192 nodes of clip, of which only a small part is used
+    // bytes of address space that ggml_backend_sched_new() allocates for the 8192 nodes of clip. Only a small part is used
     static constexpr size_t N_BYTES_SCHED = 192*1024*1024;
 
     // A period in which no new request gets a reference to the projector, so that the number of users only falls. After the
@@ -151,7 +154,8 @@ private:
 
     void set(state_t state_new, std::shared_ptr<mtmd_context> ctx_new);
 
-    // called when the server wakes up, and a projector that may be unloaded cannot be loaded again
+    // set the state to STATE_UNLOADED, because the projector cannot be loaded again when the server wakes up
+    // Call this only if is_optional().
     void set_missing();
 
     // return true if the server can run without the projector

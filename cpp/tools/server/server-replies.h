@@ -7,7 +7,8 @@
 #include <functional>
 #include <string>
 
-// Sends responses of the parts to clients, through functions of the server context.
+// Sends errors and final responses to clients. The members of server_parts call this class instead of the server context, whose
+// type they do not know. The server context passes the functions that send.
 class server_replies {
 public:
     using send_error_t = std::function<void(int id_task, const std::string & error, error_type type, int32_t n_prompt_tokens, int32_t n_ctx)>;
@@ -18,7 +19,7 @@ public:
     void error(const server_slot_view & slot, const std::string & message, error_type type) const;
     void error(const server_task & task, const std::string & message, error_type type) const;
 
-    // send the generated text so far as the final response, because there are no cells for the next token
+    // send the text that was generated until now as the final response, because there are no cells for the next token
     void truncated(server_slot_view & slot) const;
 
 private:

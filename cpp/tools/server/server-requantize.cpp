@@ -29,8 +29,8 @@ json server_requantize::run(const json & body) {
     const auto types_tgt = before.tgt.with(body, "ctk",  "ctv");
     const auto types_dft = before.dft.with(body, "ctkd", "ctvd");
 
-    // Change the draft first. If the target fails, the draft changes back, and may lose precision on the way. The precision of
-    // the target is more important.
+    // Change the cells of the draft first. If the change of the target's cells fails, the draft's cells change back, and can
+    // lose precision by these two changes. The precision of the target's cells is more important.
     set(ctx_dft, before.dft, types_dft, "draft ");
     try {
         set(ctx_tgt, before.tgt, types_tgt, "");

@@ -42,8 +42,8 @@ static bool can_give(const server_slot_view & other, const server_slot_view & sl
     return task && is_completion(*task) && !other.prompt.tokens.has_media() && are_lora_equal(other.prompt.provenance.lora, slot.lora);
 }
 
-// return the number of tokens of a task that are in the cells of a slot
-// is_other: the slot is not the one of the task. Then count only cells that equal the task's own result
+// return the number of first tokens of a task that are in the cells of a slot
+// is_other: true: another slot will run the task. Then count only cells that the other slot would compute in the same way
 static int32_t n_common(const server_slot_view & slot, const server_task & task, bool is_other) {
     const int32_t n = std::min<int32_t>(slot.prompt.tokens.get_common_prefix(task.tokens), slot.n_computed());
 
@@ -91,7 +91,8 @@ bool server_share::take_prefix(int id_slot) {
         }
     }
 
-    // wait only if the other prefix has many tokens. Otherwise, both prompts fit into one batch
+    // wait only if the prefix that another slot is computing saves N_LEAST tokens, and a quarter of the tokens that this slot
+    // would compute without waiting. With a shorter prefix, both prompts fit into one batch
     if (n_soon > n_best && n_soon - n_own >= N_LEAST && 4*(n_soon - n_best) >= slot.task->n_tokens() - n_best) {
         return false;
     }
@@ -125,8 +126,8 @@ bool server_share::make_own(int id_slot) {
 
     auto & slot = slots[id_slot];
 
-    // Free cells of idle and unstarted slots. They may be the slots that share the cells, so that no copy is needed, or other
-    // slots, whose cells become free.
+    // Free cells of idle and unstarted slots. If such a slot shares cells with this slot, these cells need no copy after that.
+    // If it does not, its cells become free, and the copies can use them.
     while (!has_room_for_copies(slot.ctx_tgt, slot.id) && policy.make_room_for_copies(slot)) {
     }
 
@@ -154,8 +155,8 @@ bool server_share::can_take(const server_slot_view & slot) const {
         slot.task->n_tokens() > 0 && slot.task->n_tokens() < slot.n_ctx; // a longer prompt is refused, and the slot keeps its cells
 }
 
-// A recurrent memory also keeps the state before a draft, to which it returns if the draft is rejected. This state is not copied
-// to another slot. So with such a memory, only a checkpoint of the other slot can be used.
+// A recurrent memory also keeps the state before the draft tokens of a slot, to return to it if the target rejects them. This
+// state is not copied to another slot. So if the memory is recurrent, a slot can use only a checkpoint of another slot.
 int32_t server_share::n_usable(const server_slot_view & slot, const server_task & task, bool is_other) const {
     const int32_t n = n_common(slot, task, is_other);
     if (n == 0) {
@@ -193,8 +194,8 @@ void server_share::take(server_slot_view & slot, const server_slot_view & from) 
     slot.mem.seq_rm(slot.id, -1, -1);
     slot.mem.seq_cp(from.id, slot.id, -1, -1);
 
-    // The cells after the prefix belong to the other slot alone. Remove this slot's sequence from them now, not when the slot
-    // starts: while this slot waits, another slot may need the cells.
+    // Remove this slot's sequence from the cells after the prefix, which only the other slot uses. Do this now, not when this
+    // slot starts: while this slot waits, a third slot may need these cells.
     if (ctxs.can_cut_anywhere()) {
         llama_memory_seq_rm(llama_get_memory(slot.ctx_tgt), slot.id, n, -1);
     }

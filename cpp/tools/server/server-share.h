@@ -15,20 +15,20 @@
 // Lets slots share the cells of a common prompt prefix (--kv-share-prefix). A slot that starts copies the prefix of another slot,
 // even while the other slot is generating. The copy only adds references to the cells. No data is copied.
 //
-// The slot becomes a copy of the other slot, in the same way as the slots of n_cmpl. Then update_slots() continues as if the slot
-// had had these tokens before: it removes the part that differs. If the memory cannot be cut (windows, recurrent states), it
-// returns to a checkpoint.
+// The slot becomes a copy of the other slot, in the same way as the child slots of a request with n_cmpl. Then update_slots()
+// continues as if the slot had processed these tokens itself: it removes the tokens after the common prefix. If the memory
+// cannot be cut there (sliding windows, recurrent states), update_slots() restores a checkpoint.
 //
-// A cell has one position for all of its sequences. So a slot does not move its cells while it shares some of them. Before a
-// context shift, it gets its own copies of the shared cells. --cache-reuse has no effect on shared cells. No other operation
-// writes to a cell that is in use.
+// A cell has one position for all of its sequences. So a slot does not change the positions of its cells while it shares some
+// of them. Before a context shift, the slot gets its own copies of the shared cells. --cache-reuse has no effect on shared
+// cells. No other operation writes to a cell that is in use.
 //
-// Some cells are not shared, but computed as without the flag:
-//   - prompts without cache_prompt, with media, with an aLoRA, or of other tasks than completions
-//   - tokens after the last usable checkpoint
-//   - caches of several streams (DSV4, too), which cannot share cells
-//   - cells that an empty slot would compute differently (server_prompt_provenance): cells that were moved by a context shift or
-//     --cache-reuse, computed with another LoRA, or read from a file
+// In these cases, a slot computes cells itself, as without the flag:
+//   - its prompt is without cache_prompt, has media, uses an aLoRA, or belongs to another task than a completion
+//   - the tokens are after the last usable checkpoint
+//   - the cache has several streams (also the caches of DSV4), which cannot share cells
+//   - an empty slot would compute the cells differently (server_prompt_provenance): the cells of the other slot were moved by a
+//     context shift or --cache-reuse, were computed with another LoRA, or were read from a file
 class server_share {
 public:
     server_share(
@@ -42,7 +42,8 @@ public:
     // return false if the slot should wait, because another slot is computing the prefix now
     bool take_prefix(int id_slot);
 
-    // release a copied prefix, because the request waits for cells. It may be waiting for exactly these cells
+    // release the copied prefix of a slot, because its request waits for cells. The request may be waiting for exactly the
+    // cells of this prefix. Do nothing if sequences can be cut after any token
     void give_back(server_slot_view & slot);
 
     // return true if --cache-reuse must not move the cells of the slot, because they are shared
@@ -53,14 +54,17 @@ public:
     bool make_own(int id_slot);
 
 private:
-    // minimum number of tokens for which it is worth to copy all cells before they are moved
+    // minimum number of tokens that a copied prefix must save. With fewer tokens, sharing is not worth its cost: before the
+    // slot changes the positions of its cells, it copies all shared cells
     static constexpr int32_t N_LEAST = 32;
 
     // return true if the slot may copy a prefix from another slot
     bool can_take(const server_slot_view & slot) const;
 
-    // return the number of tokens of a task that need not be computed with the cells of the slot, as update_slots() counts them
-    // is_other: the task would run in another slot, which copies the cells
+    // return the number of first tokens of a task that are in usable cells of `slot`. The task computes only its other tokens
+    // If the memory cannot be cut after these tokens, count the tokens of the last usable checkpoint of `slot`. update_slots()
+    // counts in the same way.
+    // is_other: true: another slot will run the task, and copies the cells of `slot`. false: `slot` will run the task
     int32_t n_usable(const server_slot_view & slot, const server_task & task, bool is_other) const;
 
     void take(server_slot_view & slot, const server_slot_view & from) const;

@@ -24,9 +24,9 @@ public:
     // do the same as clear_idle(), but only if other slots can use the cells: the cache is unified, or memory is short
     bool clear_idle_for_others();
 
-    // save and free the cells of a slot that has not started, or that waits for its parent slot. The cells are those of its last
-    // request
-    // with_kept: do this even if it frees nothing, because other slots share all of these cells
+    // save and free the cells of a slot that has not started, or that waits for its parent slot. These cells contain the prompt
+    // of the slot's last request
+    // with_kept: also clear a slot for which is_kept() is true, although this frees nothing
     // return false if there is no such slot
     bool clear_unstarted(const server_slot_view * except = nullptr, bool with_kept = true);
 

@@ -120,7 +120,7 @@ struct server_slot_view {
     // return true if the request has its cells in the pool: it has started and is not paused
     bool is_running() const;
 
-    // return the number of tokens whose cells are computed, without the tokens of the current batch and of a draft
+    // return the number of tokens whose cells are computed. The tokens of the current batch and draft tokens do not count
     int32_t n_computed() const;
 
     // return true if other slots also use some of the cells of this slot
