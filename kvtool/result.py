@@ -108,11 +108,12 @@ class Result:
     """Define the base of every command's result: a frozen dataclass with the name of the command and render().
 
     A subclass whose data can contain a failure overrides `failure`. An example is a rebase that stopped at a conflict:
-    it has the outcome of each patch, and an error. Then the data is printed, then the error, and kvtool exits with the
-    exit code of the error.
+    the result has the outcome of each patch, and an error. kvtool then prints the data, prints the error, and exits
+    with the exit code of the error.
 
-    `error` is a problem in addition to the result, such as a report that cannot be written. Usually `failure` returns
-    this error. If a subclass returns a worse failure, the JSON document has `error` in addition, as "unwritten".
+    `error` is a problem in addition to the result, such as a report that cannot be written. By default, `failure`
+    returns `error`. A subclass can return another, worse failure. Then the JSON document has the worse failure as
+    "error", and the text of `error` as "unwritten".
     """
 
     command: ClassVar[str] = ""

@@ -1,12 +1,13 @@
 """Turn the commits of a patched tree into patches/ and cpp/.
 
 The functions here find the patch of each commit, and plan which files change. The path of a changed file decides where
-its change goes. If upstream has the path, the change is put into a patch. A new file is put into cpp/, or into a patch
-if cpp/ cannot hold it (see paths.py).
+its change goes. If upstream has the path, the change is put into a patch. If upstream does not have the path, the new
+file is put into cpp/. A new file that cpp/ cannot hold is put into a patch (see paths.py).
 
-identity.py finds the patch of a commit. A commit with a subject such as `fixup! <subject, id or commit>` (also squash!
-and amend!) is folded into the patch that it names. Any other commit that changes files of upstream becomes a new patch,
-at its place in the order of the commits.
+identity.py finds the patch of each commit that is not a fixup. A fixup has a subject such as `fixup! <subject, id or
+commit>` (also squash! and amend!). A fixup is folded into the patch that its subject names. If another commit changes
+files of upstream and has no patch, the commit becomes a new patch. The new patch is put at the commit's place in the
+order of the commits.
 """
 
 import contextlib
@@ -92,7 +93,7 @@ class FoldedSeries:
     tree: str
     # ids of patches that have no commit: they were squashed into others, or the user dropped them
     dropped: tuple[str, ...] = ()
-    losses: tuple[str, ...] = ()  # one sentence for each part of the commits that is not kept
+    losses: tuple[str, ...] = ()  # one sentence for each author, message, header or note that is changed or dropped
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,11 @@ def squash_fixups(
     series: Series,
     choices: ExportChoices | None = None,
 ) -> FoldedSeries:
-    """Fold the fixups among the commits base..head into their patches. The tree of the last commit stays the same.
+    """Fold the fixups among the commits from `applied.base` to `head` into their patches.
 
-    Raises TreeError if a commit is a merge, if a patch has no commit any more, or if a fixup names no patch. Raises
-    ConflictError if a fixup does not apply to its patch because it changes lines of a later patch.
+    The series produces the same git tree as the commit `head`. Raises TreeError if a commit is a merge, if a patch has
+    no commit any more, or if a fixup names no patch. Raises ConflictError if a fixup does not apply to its patch
+    because the fixup changes lines of a later patch.
     """
     choices = choices or ExportChoices()
     if not scratch.ok("merge-base", "--is-ancestor", applied.base, head):
@@ -158,7 +160,8 @@ def only_drops_patches(
 ) -> bool:
     """Return True if the only change of the project since the last apply is the removal of patches.
 
-    The tree must not contain the commits of these patches any more, so that an export does not add them again.
+    Returns False if the patched tree still contains a commit of a removed patch, because an export would make a patch
+    of that commit again.
     """
     wanted = {loaded.patch.id: loaded for loaded in series.patches if loaded.wanted}
     tried = (report for report in applied.patches if report.outcome is not PatchOutcome.SKIPPED)
@@ -178,14 +181,14 @@ def only_drops_patches(
 
 
 def _new_blobs(git: Git, base: str, head: str) -> tuple[Blob, ...]:
-    """Return those files of a tree that belong into cpp/."""
+    """Return the files of the commit `head` that an export stores in cpp/."""
     final = read_tree(git, head)
     of_patches = patch_paths(git.paths(base), final)
     return tuple(Blob(entry.mode, entry.id, path) for path, entry in final.items() if path not in of_patches)
 
 
 def _patch_diff(git: Git, commit: Commit, of_patches: frozenset[str]) -> bytes:
-    """Return the changes of a commit that belong into a patch, as a diff with three lines of context."""
+    """Return the changes of a commit that an export stores in a patch, as a diff with three lines of context."""
     files = parse_diff(git.raw("diff-tree", "-p", "--no-commit-id", *DIFF_FLAGS, "-U3", commit.parent, commit.id))
     return b"".join(file.head + b"".join(h.text for h in file.hunks) for file in files if file.path in of_patches)
 
@@ -199,7 +202,7 @@ def _group_commits(
     of_patches: frozenset[str],
     choices: ExportChoices,
 ) -> tuple[list[PatchCommits], list[str]]:
-    """Return the patches with their commits, and a sentence for each part of the commits that is not kept."""
+    """Return the patches with their commits, and a sentence for each author or message that is not kept."""
     if merge := next((commit for commit in commits if len(commit.parents) > 1), None):
         raise TreeError(
             f"commit {merge.id[:10]} ({merge.subject}) is a merge",
@@ -238,10 +241,10 @@ def _message_of(commit: Commit, applied: Applied) -> str:
 
 
 def _loss_of_new_files(commit: Commit) -> list[str]:
-    """Return a sentence that says that a commit's author and message are lost, if the commit only has files of cpp/.
+    """Return the sentence that reports that the author and the message of a commit are lost.
 
-    Files in cpp/ are stored without the author and the message of their commit. A commit that kvtool itself made has no
-    message of a user, so nothing is lost.
+    The caller passes a commit that changes only files of cpp/, and cpp/ stores no author and no message. Returns an
+    empty list for a commit that kvtool itself made, because such a commit has no message of a user.
     """
     if not commit.diff or commit.email == IDENTITY["EMAIL"]:
         return []
@@ -267,7 +270,12 @@ def _fixup_target(groups: Sequence[PatchCommits], target: str, tree: Path) -> Pa
 def _add_fixup(
     group: PatchCommits | None, others: Sequence[Commit], commit: Commit, diff: bytes, kind: str, target: str
 ) -> list[str]:
-    """Add a fixup to its patch, and return the parts of the fixup that are not kept."""
+    """Add a fixup to its patch. Return a sentence for its message and for its author if the patch does not keep them.
+
+    group: the patch that the fixup names; None if there is no such patch
+    others: the earlier commits that became no patch
+    target: the subject, id or commit that the fixup names
+    """
     rest = commit.message.partition("\n")[2].strip()
     if group:
         group.commits.append((commit, diff))
@@ -279,7 +287,7 @@ def _add_fixup(
             losses.append(f"the author of {commit.id[:10]} ({commit.subject}): {commit.name} <{commit.email}>")
         return [f"{loss} is not kept: the patch has only those of {first.id[:10]}" for loss in losses]
     if any(other.subject == target for other in others) and not diff:
-        return []  # the fixed commit has only new files, which are put into cpp/ anyway
+        return []  # the commit that the fixup names has only new files, which are put into cpp/ anyway
     if diff or not commit.diff or kind == "amend":
         raise TreeError(
             f"commit {commit.id[:10]} ({commit.subject}) is a fixup, but its patch was not found",
@@ -386,7 +394,8 @@ def plan_export(
 ) -> tuple[Change, ...]:
     """Return all changes of files that make the project equal to the tree.
 
-    was: if the tree is on another upstream tag than the locked one, the diff of each patch as it was applied there
+    was: the diff of each patch as kvtool applied it to the tree, by patch id; empty if the tree is on the lock's
+        current tag
     """
     by_id = {loaded.patch.id: loaded for loaded in series.patches}
     added: dict[str, str] = {}  # new id -> subject
@@ -415,17 +424,22 @@ def plan_export(
 def plan_rebase(
     context: SeriesContext, scratch: Scratch, upstream: Upstream, done: Rehearsal, groups: Sequence[str] = ()
 ) -> tuple[tuple[Change, ...], Applied]:
-    """Return the changes that move the project to the new upstream, and the record of the tree that they result in.
+    """Return the changes that move the project to the new upstream, and the record of the tree after these changes.
 
-    Before they are returned, the changes are tried in the temporary repository. A rebase always moves the whole series,
-    even if the tree has only some groups.
+    The function first tries the changes in the temporary repository. A rebase always moves the whole series, even if
+    the tree has only some groups.
 
     If a patch file produces the same commit on the new upstream, the file stays as it is.
 
-    A patch that is not applied on the new upstream gets `until` with the new tag. This is the case if upstream has the
-    patch, if it changes nothing, or if the user skips it. If the new upstream is older than the locked one, the patch
-    gets `from` with the next tag instead, unless its `until` is that next tag. A patch that from/until leave out on the
-    new upstream, but that applies there, gets `from` with the new tag.
+    A patch is left out on the new upstream if upstream has it, if it changes nothing, or if the user skips it. Then
+    series.toml gets a limit for the patch:
+
+    - If the new upstream is newer than the current tag of the lock: `until` with the new tag.
+    - If the new upstream is older: `from` with the tag that follows the new tag in the lock. But if that following tag
+      is the patch's `until` already, the patch gets `until` with the new tag.
+
+    A patch can also apply on the new upstream although its `from` and `until` leave it out there. Then the patch gets
+    `from` with the new tag.
 
     groups: the groups of the series in the tree; empty for the whole series
     """
@@ -538,9 +552,9 @@ def _mail_changes(
     gone: Sequence[str],
     was: Mapping[str, bytes],
 ) -> list[Change]:
-    """Return the patch files that must change.
+    """Return the changes of patch files: files to add, to change and to remove.
 
-    made: the commit of each patch, including new patches
+    made: the commit of each patch by patch id, including new patches
     gone: the ids of patches that have no commit any more
     was: as in plan_export()
     """
@@ -556,16 +570,16 @@ def _mail_changes(
 
 
 def _as_mail(git: Git, commit: str) -> bytes:
-    """Return a commit as the bytes of a patch file. They are the same on every machine."""
+    """Return a commit as the bytes of a patch file. Every machine produces the same bytes."""
     return git.raw("format-patch", "--stdout", "-1", *MAIL_FLAGS, *DIFF_FLAGS, commit)
 
 
 def _gives_commit(scratch: Scratch, loaded: LoadedPatch, commit: str, was: bytes) -> bool:
     """Return True if a patch file produces this commit, so that the file need not change.
 
-    The file may have other line numbers than a newly written patch file.
+    The line numbers in the patch file may differ from the line numbers in a newly written patch file.
 
-    was: the diff of the patch as it was applied to this upstream
+    was: the diff of the patch as it was applied to the upstream of `commit`; empty if that diff is not known
     """
     fresh = parse_mail(_as_mail(scratch, commit), commit)
     if _identity(fresh) != _identity(loaded.mail):
@@ -605,7 +619,7 @@ class PatchChange:
 
 
 def patch_changes(folded: FoldedSeries, series: Series, todo: Sequence[Change]) -> tuple[PatchChange, ...]:
-    """Return the result for each patch in the order of the tree, and then for the dropped patches."""
+    """Return what the export did to each patch: the patches in the order of the tree, then the dropped patches."""
     files = {change.path: change.action for change in todo}
     by_id = {loaded.patch.id: loaded.patch.file for loaded in series.patches}
     absorbed = {name: group.name for group in folded.patches for name in group.absorbed}

@@ -1,12 +1,13 @@
 """Decide which patches the commits of a fork become. No checkout and no ref of the fork changes.
 
-Each of the fork's own commits after the last merge of upstream becomes a patch. Older commits are moved onto the base.
-This is done for each file: if moving the commits gives a file the content that it has in the fork, the file keeps its
-commits. The changes of all other files are squashed into one patch for each folder.
+The base is the newest state of upstream that the fork contains. Each of the fork's own commits after the last merge of
+upstream becomes a patch. The fork's commits before that merge are moved onto the base, for each file separately. If the
+moved commits give a file its content in the fork, the patches of these commits change the file. The changes of all
+other files are squashed into one patch for each folder.
 
-A fork can have upstream's files without upstream's commit, for example after a squashed merge. Then the commit of the
-fork whose tree is most similar to upstream is treated like the last merge. The difference between this commit and
-upstream is squashed, and the commits after it become patches.
+A fork can have upstream's files without upstream's commit, for example after a squashed merge. Then the fork's commit
+whose tree is most similar to upstream's tree is treated like the last merge. The difference between upstream and this
+commit is squashed, and the fork's commits after this commit become patches.
 """
 
 import itertools
@@ -47,7 +48,7 @@ class ForkPatch(Authored):
     commit: str  # id of the fork's commit, "" for a squashed patch
     changes: Mapping[str, Entry]
     carried: tuple[str, ...] = ()  # commits of the fork that a merge or a squashed patch contains
-    is_partial: bool = False  # True if the changes of other files of the commit are in squashed patches
+    is_partial: bool = False  # True if squashed patches have the changes that the commit made to some of its files
     name_for_id: str = ""  # text that the patch's id is made from; "" means its subject
 
 
@@ -69,9 +70,13 @@ class ForkPlan:
 
 
 def find_base(git: Git, head: str, lock: Lock, wanted: str | None) -> ForkBase | None:
-    """Find the newest upstream state in a fork's history. Return None if the fork does not have the commit `wanted`.
+    """Find the upstream state that a fork is based on: `wanted`, or else the newest one in the history of `head`.
 
-    Raises UsageError if no upstream commit can be found, or if `head` does not contain the commit that was named.
+    Returns None if the fork's repository has no tag or commit `wanted`, and the lock has no such tag. Raises UsageError
+    if `wanted` is None and the history shows no upstream commit. Raises UsageError also if `wanted` is a commit that is
+    not in the history of `head`. There are two exceptions, in which the base is returned without a commit: the
+    histories have no common commit, or a commit of the fork is similar to `wanted`. It is similar if it differs from
+    `wanted` in fewer than half as many files as upstream has changed since the last common commit.
     """
     return _named_base(git, head, lock, wanted) if wanted else _newest_base(git, head, lock)
 
@@ -111,7 +116,10 @@ def _base_at(git: Git, commit: str, lock: Lock, found_by: str, name: str = "") -
 
 
 def _commits_by_tree(git: Git, head: str) -> dict[str, str]:
-    """Return the newest commit with each git tree in the history of `head`."""
+    """Return the commits in the history of `head`, by the id of their git tree.
+
+    If several commits have the same tree, the newest of these commits is returned.
+    """
     lines = git.run("log", "--format=%T %H", head).stdout.split("\n")
     return dict(line.split() for line in reversed(lines) if line)
 
@@ -203,7 +211,7 @@ def _kept_line(git: Git, base: str, head: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _nearest_commit(git: Git, tree: str, head: str) -> tuple[str, int]:
-    """Return the first-parent commit of a fork that is most similar to a tree, and the number of files that differ.
+    """Return the first-parent commit of a fork that is most similar to a tree, and the number of different files.
 
     If several commits are equally similar, the oldest one is returned. git is called only twice for the whole history.
     """
@@ -240,7 +248,7 @@ class _Planner:
     def keep(
         self, line: Sequence[str], each: Callable[[str, Sequence[str]], Iterable[str]]
     ) -> tuple[list[ForkPatch], list[str]]:
-        """Return a patch for each commit of a line of commits, and the commits that need no patch."""
+        """Return a patch for each commit in `line` that changes files of patches, and the ids of the other commits."""
         told = _read_commits(self.git, line)
         kept, nothing = list[ForkPatch](), list[str]()
         for commit in each("reading the commits", line):
@@ -271,7 +279,8 @@ class _Planner:
     ) -> list[ForkPatch]:
         """Return patches that turn upstream's tree into the tree of `start`.
 
-        The first patches are moved commits. Then there is one patch for each folder with other changes.
+        The moved commits are the first patches. The changes that the moved commits do not contain follow, as one patch
+        for each folder.
         """
         differ = {p for p in self.wanted if theirs.get(p, ABSENT) != target.get(p, ABSENT)}
         moved: list[ForkPatch] = []

@@ -28,7 +28,7 @@ _ASSIGNED = re.compile(r"([0-9a-f]{4,40})=([a-z0-9][a-z0-9-]*)")
 
 @dataclass(frozen=True)
 class Candidate:
-    """Hold a commit of the tree that is not a fixup, and the part of its diff that belongs into a patch."""
+    """Hold a commit of the tree that is not a fixup, and the diff of its files that patches change."""
 
     commit: Commit
     diff: bytes

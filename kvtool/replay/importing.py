@@ -44,7 +44,7 @@ def commit_patches(
 ) -> tuple[str, dict[str, str], tuple[str, ...]]:
     """Apply patches in order. Return the last commit, the patch file of each commit, and patches that change nothing.
 
-    Raises ConflictError with the first file that does not apply.
+    Raises ConflictError with the first patch file that does not apply.
     """
     builder = Builder(scratch, base.commit)
     names: dict[str, str] = {}

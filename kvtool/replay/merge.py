@@ -1,13 +1,14 @@
 """Move one commit of a series from its upstream to another upstream, as git cherry-pick does, and check the result.
 
-1. Hunks that upstream already has are left out. The result of such a hunk must be at the place that the line map gives:
-   byte for byte or, in a file of C, with other white space. Such a hunk is never inserted a second time.
-2. A three-way merge (git merge-tree) places the other hunks. Its base is the tree that the patch was made on. So the
-   merge knows upstream's real changes between the two trees, and finds the place of a hunk by them. It follows a
-   renamed file, and is not misled by a similar function.
-3. If the merge meets a conflict, or puts a hunk into a wrong place, the plain patch with one line of context is tried.
-   git apply only compares lines of context, so it also works for a function that was moved. But it uses the nearest
-   place that fits, which may be wrong.
+1. Hunks that upstream already has are left out, so that no hunk is inserted a second time. Upstream has a hunk if the
+   lines after the hunk's change are at the place to which the line map (placement.py) maps the hunk. The lines must be
+   equal byte for byte. In a file of C, their white space may differ.
+2. A three-way merge (git merge-tree) places the other hunks. The base of the merge is the tree that the patch was made
+   on. So the merge finds the place of a hunk by upstream's real changes between this tree and the new upstream. The
+   merge follows a renamed file, and a similar function does not mislead it.
+3. If the merge has a conflict, or puts a hunk into a wrong place, git apply tries the plain patch with one line of
+   context. git apply compares only lines of context, so git apply also works for a function that was moved. But git
+   apply uses the nearest place that fits, which may be wrong.
 
 placement.py checks every hunk of the result of step 2 or 3. A hunk in a wrong place is reported as a conflict, with the
 wrong and the right place.
@@ -196,9 +197,9 @@ def _entry(git: Git, tree: str, path: str) -> tuple[str, ...]:
 
 
 def _is_applied(piece: Piece, old: SourceFile, patched: SourceFile, now: SourceFile, moved: LineMap) -> bool:
-    """Return True if upstream has the result of the hunk in its place. White space may differ.
+    """Return True if upstream has the lines after the hunk's change, at the place to which `moved` maps the hunk.
 
-    If the hunk itself only changes white space, the result must be equal byte for byte.
+    White space may differ. But if the hunk itself changes only white space, the lines must be equal byte for byte.
     """
     region = moved.map_range(piece.start, piece.start + len(piece.before))
     place, made = slice(region.start, region.stop), slice(piece.made, piece.made + len(piece.after))
@@ -359,7 +360,7 @@ def _regions(git: Git, name: str, stages: Mapping[str, tuple[str, str]]) -> list
     kept = _CONFLICT.sub(lambda found: found["ours"], text)
     back = map_lines(git, SourceFile(kept), ours)
     found: list[range] = []
-    cut = 0  # number of lines so far that are markers or belong to other sides
+    cut = 0  # number of lines so far that upstream's file does not have: markers, and lines of the base and the patch
     for each in _CONFLICT.finditer(text):
         start = text.count(b"\n", 0, each.start()) - cut
         stop = start + each["ours"].count(b"\n")

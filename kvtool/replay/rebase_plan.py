@@ -103,7 +103,7 @@ class SeriesContext:
     """Load the series of a project, apply it to the locked upstream, or move it to another upstream.
 
     lock: the project's upstream.lock, to which more tags can be added in memory
-    known: the id of the commit of unpatched upstream for each tag that was needed so far
+    known: the ids of commits of unpatched upstream, by tag, for the tags that were fetched so far
     listed: the tags of the project's upstream.lock
     groups: the groups of the series that are used; empty for all
     """
@@ -166,11 +166,12 @@ class SeriesContext:
     ) -> Rehearsal:
         """Move every patch to another upstream.
 
-        Raises ConflictError if the series does not apply to its own upstream, UsageError if the new upstream has the
-        path of a file of cpp/, and TreeError if a resolution was made for another state of the patches.
+        Raises ConflictError if the series does not apply to the upstream to start from. Raises UsageError if the new
+        upstream has the path of a file of cpp/. Raises TreeError if a resolution was made for another state of the
+        patches.
 
-        choices: the decisions of the user in a rebase. None leaves out exactly the patches that from/until leave out; a
-            bisection needs this.
+        choices: the decisions of the user in a rebase. With None, from/until alone decide which patches are tried. A
+            bisection needs None.
         keep_going: False stops at the first patch that cannot be moved
         made: the series on the upstream to start from; None for the locked upstream
         """
@@ -284,7 +285,8 @@ class _PatchMover:
     def _try(self, loaded: LoadedPatch, origin: Commit | None) -> PatchReport:
         """Try a patch for which from/until do not say whether the new upstream needs it. Keep it if it applies."""
         name, before, missing = loaded.patch.id, (self.builder.commit, self.builder.tree), self._missing
-        self._missing = MissingLines()  # if this optional patch fails, later patches must not count as blocked by it
+        # if this patch fails, no later patch must be reported as blocked by this patch
+        self._missing = MissingLines()
         report = self._place(replace(loaded, wanted=True), origin)
         self._missing = missing
         here = report.commit and not report.needs_user
@@ -336,7 +338,9 @@ class _PatchMover:
 
 
 def lost_changes(was: bytes, now: bytes) -> str:
-    """Return how much of a patch a move has lost, as text; "" if nothing was lost. A hunk is a run of changed lines.
+    """Return how many hunks or lines a patch has lost in a move, as text; "" if the patch has lost nothing.
+
+    A hunk is here a run of adjacent changed lines.
 
     was: the diff of the patch before the move
     now: the diff of the patch after the move

@@ -1,7 +1,7 @@
-"""Read the groups of series.toml: parts of the series, their dependencies, and the files of cpp/ that belong to them.
+"""Read the groups of series.toml: their ids, their dependencies, and the files of cpp/ that belong to them.
 
-A tree can be made with some groups only. It then has the patches and the files of these groups, and of the groups that
-they depend on.
+A group is a part of the series; the glossary calls a group a layer. A tree can be made with only some groups. Such a
+tree has the patches and the files of these groups, and of all groups that these groups depend on.
 """
 
 import fnmatch
@@ -52,7 +52,10 @@ def group_problems(table: Any) -> Iterator[UsageError]:
 
 
 def parse_groups(text: str, where: str = "series.toml") -> tuple[Group, ...]:
-    """Parse the [[group]] tables in their order. Raise UsageError, with the table and the mistake, if one is wrong."""
+    """Parse the [[group]] tables in their order.
+
+    Raises UsageError for the first wrong table. The error names the table and the mistake.
+    """
     _, tables = read_tables(text, "group", where)
     groups: list[Group] = []
     for number, table in enumerate(tables, 1):

@@ -248,7 +248,7 @@ def _path(head: bytes) -> str:
 
 
 def find_wrong_count(diff: bytes) -> tuple[int, str] | None:
-    """Find the first hunk whose header does not agree with its number of lines.
+    """Find the first hunk whose header has other line counts than the hunk.
 
     Returns the number of the header's line, counted from 0, and a sentence about the mistake. Returns None if all
     headers are right.

@@ -3,20 +3,21 @@
 A patch with one line of context still applies after months of changes in upstream. But it can be applied at a wrong
 place, because two functions may be similar. Two checks find such a hunk:
 
-- The line map, made from a line diff of the old file and the new file, has the new number of each context line and
-  each removed line of the hunk. If such a line still exists, the hunk must be applied there. In a C file, a line with
-  other white space counts as the same line.
-- The function around the hunk must be the same as before. It is the same if the line map maps its first line to the
-  first line of the new function, or if both first lines are equal because upstream moved the function. If the function
-  still exists, or if upstream made a copy of it, the hunk must stay in the original: a diff can mistake the copy for
-  the original if the copy is more similar. There is one exception: if the original is now much shorter, its lines were
-  moved to the function that has the hunk now.
+- The line map is made from a line diff of the old file and the new file. The line map has the new number of each
+  context line and each removed line of the hunk. If such a line still exists, the hunk must be applied at that line. In
+  a C file, a line counts as the same line if only its white space differs.
+- The function around the hunk in the new file must be the function around the hunk in the old file. The two functions
+  are the same if the line map maps the first line of one to the first line of the other. They are also the same if
+  upstream moved the function and both first lines are equal.
+  If the function still exists, the hunk must stay in this original, also if upstream made a copy of the function. A
+  diff can mistake the copy for the original if the copy is more similar. There is one exception: if the original is now
+  much shorter, its lines were moved to the function that has the hunk now.
 
 If upstream rewrote a line that the hunk needs, the line map does not have the line. Then the function must be the same,
-and the hunk must fit at exactly one place in it.
+and the hunk must fit at exactly one place in the function.
 
-A hunk is also wrong if upstream added the lines of the hunk at another place of the file, because they would exist
-twice.
+A hunk is also wrong if upstream added the lines of the hunk at another place of the file. Otherwise the lines would
+exist twice.
 """
 
 import itertools
@@ -311,7 +312,7 @@ def _wrong_function(piece: Piece, old: SourceFile, new: SourceFile, was: range, 
         others = {moved.line(n) for n, line in enumerate(base) if line.strip() == head}
         kept = next((n for n, line in enumerate(target) if line.strip() == head and n not in others), None)
     there = new.function_at(kept) if kept is not None else None
-    # if the function is much shorter now, it may only call the code that was moved out of it
+    # if the old function is now much shorter, upstream may have moved its code, with the hunk, into another function
     if there and 2 * len(there) >= len(was):
         return f"it belongs {_name(base, was.start)}, which is in line {there.start + 1}"
     above, below = piece.start - _AROUND, piece.start + len(piece.before) + _AROUND

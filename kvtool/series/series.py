@@ -240,13 +240,17 @@ def _series_digest(upstream: Upstream, files: tuple[NewFile, ...], patches: tupl
 def undecided_patches(series: Series, lock: Lock, upstream: Upstream) -> dict[str, str]:
     """Return the patches for which from/until do not decide whether an upstream needs them.
 
-    This can only happen on an upstream that is not in the lock. Such a patch starts or ends at the next tag that is in
-    the lock. But the change of upstream that is the reason may be in any version between the two tags of the lock. The
-    result maps the id of each such patch to that next tag.
+    There are such patches only for an upstream that is not in the lock, between two tags of the lock. Such a patch has
+    the later of these two tags as its `from` or `until`, because of a change of upstream between the two tags. It is
+    unknown whether the given upstream already has that change. The result maps the id of each such patch to the later
+    tag.
 
-    Two kinds of patches are not in the result. The first kind belongs to a group that depends on another group: it may
-    be a feature, which can start later than the code of upstream that it needs. The second kind replaces a patch that
-    ends at the next tag, and starts there for this reason.
+    Two kinds of patches with this tag as `from` are not in the result:
+
+    - A patch of a group that depends on another group. The patch may be a feature, and a feature can start later than
+      the code of upstream that the feature needs.
+    - A patch that changes a file of a patch whose `until` is this tag. The first patch replaces the second patch, and
+      starts at this tag only because the second patch ends there.
     """
     alone, patches = {"", *(group.id for group in series.known_groups if not group.depends)}, series.patches
     tag = next((known.tag for known in lock.upstreams.values() if known.order == upstream.order + 1), None)

@@ -1,8 +1,8 @@
 """Edit the text of series.toml. Comments, blank lines and the user's formatting stay with their entries.
 
 The text is divided into sections: everything above the first table, and then one section for each table. A comment
-belongs to the entry below it. There is one exception: a comment directly below the last line of an entry, without a
-blank line between, belongs to that entry.
+belongs to the entry below the comment. There is one exception: a comment directly below the last line of an entry,
+without a blank line between, belongs to the entry above the comment.
 """
 
 import itertools
@@ -118,7 +118,7 @@ def _with_comments(lines: list[str], start: int) -> int:
     while at and _COMMENT.match(lines[at - 1]):
         at -= 1
     if at and lines[at - 1].strip() and _COMMENT.match(lines[at]):
-        return start  # the comment is directly below an entry, so it belongs to that entry
+        return start  # the comment is directly below an entry, so it belongs to the entry above
     first = at
     while at and (not lines[at - 1].strip() or _COMMENT.match(lines[at - 1])):
         at -= 1
@@ -155,7 +155,11 @@ def _entries(text: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _with_entries(text: str, entries: list[str]) -> str:
-    """Return the text with the given entries instead of its own. Other tables stay above or below them."""
+    """Return the text with its [[patch]] entries replaced by `entries`.
+
+    Other tables stay: tables above the first [[patch]] entry above the entries, all others below the entries. If the
+    patches are written as `patch = [...]`, all other tables are above the entries.
+    """
     sections = split_sections(text)
     if sections is None:
         document = tomlkit.parse(text)

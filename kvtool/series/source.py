@@ -111,7 +111,10 @@ class SourceFile:
 
     @cached_property
     def lines_by_header(self) -> dict[tuple[bytes, ...], list[int]]:
-        """Return line numbers by the key of the line, and also by the pair of keys from block_openings."""
+        """Return the numbers of the lines with each key, and the numbers of the lines with each pair of keys.
+
+        block_openings has the keys and the pairs. In the result, a single key is a tuple of one element.
+        """
         found: dict[tuple[bytes, ...], list[int]] = {}
         for number, opening in enumerate(self.block_openings):
             for head in (opening[:1], opening):
@@ -230,7 +233,7 @@ def _key(line: bytes) -> bytes:
 
 
 def _balanced(code: bytes) -> bool:
-    """Return True if each bracket and each #if that is opened in `code` is closed in it, and no others are closed."""
+    """Return True if the brackets in `code` are balanced, and the #if and #endif lines, too."""
     still_open: list[bytes] = []
     for found in _SCOPE.finditer(code):
         mark = b"".join(found[0].split())

@@ -101,7 +101,10 @@ def _conversations(stored: Conversations) -> list[Line]:
 
 
 def _more(name: str, value: str | int | float) -> str:
-    """Return a number that this version of kvtool does not know, with the server's name for it."""
+    """Return the text for a number of the server whose meaning this version of kvtool does not know.
+
+    name: the server's name for the number
+    """
     if name.endswith("_bytes") and not isinstance(value, str):
         return f"{name.removesuffix('_bytes')} {size(value)}"
     text = f"{value:.3g}" if isinstance(value, float) else str(value)

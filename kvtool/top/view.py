@@ -115,7 +115,7 @@ def _retyped(old: Memory, now: Memory) -> list[str]:
 def _speed(before: Slot | None, now: Slot, seconds: float) -> Speed:
     """Return the speed of a slot between two readings; no speed for an idle slot.
 
-    If the slot has a new task, the tokens since the start of the task count.
+    If the slot was idle or had another task at the first reading, all tokens of the current task count.
     """
     if now.phase == Phase.IDLE or seconds <= 0:
         return Speed()

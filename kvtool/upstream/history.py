@@ -41,9 +41,10 @@ class History:
         return next((cls(git, "..".join(way)) for way in ways if git.ok("merge-base", "--is-ancestor", *way)), None)
 
     def blame(self, path: str, lines: tuple[str, ...]) -> str:
-        """Return the newest commit that added or removed one of the lines.
+        """Return the newest commit that added or removed the first of the lines for which there is such a commit.
 
-        If there are several such lines, the first one decides. Returns "" if no commit added or removed any of them.
+        The other lines are then not searched for. Lines longer than _LONGEST are left out. Returns "" if no commit
+        added or removed any of the lines.
         """
         for line in filter(None, map(str.strip, lines)):
             if len(line) > _LONGEST:

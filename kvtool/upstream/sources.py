@@ -144,7 +144,8 @@ def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> Iterator[tu
 def _nothing_worked(upstream: Upstream, failures: list[tuple[str, KvtoolError]]) -> KvtoolError:
     """Return one error for all sources that failed.
 
-    If a download was damaged, the error is about that, because the user must do something about it.
+    The error is a LockError if a download was damaged or had a wrong tree id, because the user must act then. Otherwise
+    the error is a NetworkError.
     """
     reasons = "; ".join(f"{name}: {err}" for name, err in failures) or "the lock has no source for it"
     output = "\n\n".join(err.output.strip() for _, err in failures if err.output and isinstance(err, LockError))
@@ -201,7 +202,8 @@ def from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirro
     upstream: the tag; if its tree id is "", any tree is accepted
     """
     local, shown, where = expanded(url), redact_urls(url), place_of(url)
-    # not a URL, a host for ssh, or a short name that git replaces; one letter before a colon is a drive of Windows
+    # At least two letters before a colon make a URL, a host for ssh, or a short name that git replaces. One letter
+    # before a colon is a drive of Windows. Everything without such a beginning is a path.
     if is_mirror and not local.exists() and not re.match(r"([\w.-]+@)?[\w.+-]{2,}:", url):
         raise UsageError(f"there is no mirror at {shown}", why="the path does not exist")
     ref = _advertised(repo, where, upstream, is_mirror=is_mirror)

@@ -9,7 +9,8 @@ kvtool/verify/runner.py runs the checks. The kinds of checks are:
 - bench: llama-bench, which has its own parser of arguments, must measure a speed with and without the flag.
 - server: llama-server must give the same answers to a script of requests with and without the flag.
 - parts: llama-server's answers must stay the same while its projector and its draft model are loaded and unloaded.
-- memory: a new context with a cache as large as Qwen3.5-27B's must add few bytes to the resident memory.
+- memory: a new dynamic context with the cache dimensions of Qwen3.5-27B must add at most 64 MiB to the resident
+  memory.
 - unit: a C++ unit test of cpp/tests must pass. Runs only with `--patch`; otherwise ctest runs these tests.
 - preset: CMake must be able to read the tree's presets, and one must be the preset for Metal. Runs only with `--patch`.
 """
@@ -84,7 +85,7 @@ class Check:
 
     group: the row of the result table that the check belongs to
     args: further arguments for the program
-    timeout: the limit in seconds for each of the two sides
+    timeout: the limit in seconds for each of the two runs, static and dynamic
     by_env: set the environment variable of the flag instead of passing the flag
     exact: for the server only. True: requests run one at a time, so a static server repeats its answers exactly, and
         one different token is a failure. False: requests run together, so the batches depend on when the requests
@@ -299,9 +300,12 @@ def judge_grown(findings: Sequence[Finding], tag: str, label: str = "") -> Findi
 
 
 def judge_quick_grown(findings: Sequence[Finding], tag: str, label: str = "") -> list[Finding]:
-    """Return a failure if no cache grew in --quick, or if some model passed a check but its cache never grew.
+    """Return a failure if no cache grew in --quick, or if a model passed a check but the model's cache never grew.
 
-    The second rule applies only in host memory, and only on an upstream tag for which EXPECTED_GROWN has a number.
+    A model whose cache never grew is a failure only in host memory, and only on an upstream tag for which
+    EXPECTED_GROWN has a number.
+
+    label: the label of the device; "" for host memory
     """
     able = {f.model for f in findings if f.outcome is CheckOutcome.PASSED}
     grown = {f.model for f in findings if f.grown}

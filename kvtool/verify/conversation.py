@@ -113,7 +113,8 @@ def serve(check: Check, binary: Path, work: Path, script: Script) -> Finding:
     with failing("dynamic-fails"):
         dynamic = run("dynamic", "static-1", FLAG)
     with failing("unstable", "the control run failed: "):
-        # The second static server reads the slot file of the dynamic server, which it must understand like its own.
+        # The second static server reads the slot file of the dynamic server. Its answers must be the same as after the
+        # slot file of a static server.
         statics.append(run("static-2", "dynamic"))
         while not check.exact and _unmatched(dynamic, statics) and len(statics) < STATIC_RUNS:
             statics.append(run(f"static-{len(statics) + 1}", "static-1"))

@@ -98,9 +98,10 @@ def _place(found: Finding) -> tuple[str, str]:
 
 
 def _cell(of: Tally | None) -> str:
-    """Return a cell of the table: "equal/possible", then the number of equal runs without growth and of failed runs.
+    """Return a cell of the table: the number of equal runs, "/", and the number of runs that a static cache supports.
 
-    Returns "" if there were no runs.
+    The number of equal runs without growth and the number of failed runs follow if they are not 0. Returns "" if there
+    were no runs.
     """
     if of is None:
         return ""
@@ -128,9 +129,10 @@ def judge_grown(findings: Sequence[Finding], least: int = 0) -> Finding:
 def table(findings: Iterable[Finding]) -> str:
     """Return the result as a Markdown table; "" if no check of the matrix ran.
 
-    The table has a row for each memory class, and a column for each kind of cache and storage. A cell has the number of
-    runs with equal bits, the number of runs that a static cache supports, and the number of runs without growth. It
-    counts all models of the class, with one sequence, with four streams, and with four sequences in one stream.
+    The table has a row for each memory class, and a column for each kind of cache and storage. A cell has up to four
+    numbers (see _cell()): runs with equal bits, runs that a static cache supports, equal runs without growth, and
+    failed runs. The numbers count the runs of all models of the class, with one sequence, with four streams, and with
+    four sequences in one stream.
     """
     # if a static cache cannot do a run, no context is created, so the log has no memory class
     could = [f for f in findings if f.outcome is not CheckOutcome.SKIPPED and _place(f)[1] not in ("", "pair")]

@@ -2,16 +2,16 @@
 
 The same binaries and seeds always produce the same files. There are three kinds:
 
-- toys: `test-llama-archs -o DIR` of the tested tree writes one or two tiny models for each architecture (127 at v0.5.0,
-  about 880 MiB). They are kept until the binaries change.
-- text models: a toy that can read and write text. Its token embeddings are widened to the size of a vocabulary file of
-  upstream's tree. Its other dimensions stay, so this works for every architecture and upstream tag without a list of
-  parameters here. New random weights are drawn, because the toy's own weights are too small (norms around 0, scales
-  around 0.05). With such small weights, attention hardly affects the output, and a text that does not depend on its
-  prompt proves nothing.
-- cache models: their cache is as large as that of a large model (number of attention layers, KV heads, head size), and
-  everything else is tiny. For a measurement that compares the cost of the cache with the rest of a call, all dimensions
-  are those of a small real model.
+- toys: `test-llama-archs -o DIR` of the tested tree writes one or two tiny models for each architecture (127 toys at
+  v0.5.0, about 880 MiB). The toys are kept until the binaries change.
+- text models: copies of toys that can read and write text. The token embeddings of a copy are widened to the size of a
+  vocabulary file of upstream's tree. The other dimensions of the toy stay. So kvtool needs no list of parameters, and
+  can make a text model for every architecture and upstream tag. New random weights are drawn, because the toy's own
+  weights are too small (norms around 0, scales around 0.05). With such small weights, attention hardly affects the
+  output, and a text that does not depend on its prompt proves nothing.
+- cache models: models whose cache is as large as the cache of a large model (number of attention layers, KV heads, head
+  size). All other dimensions are tiny. Some measurements compare the time for the cache with the time for the rest of a
+  call. They use a model with all dimensions of a small real model instead.
 """
 
 import hashlib
@@ -69,8 +69,10 @@ SMOLLM2_135M = Geometry("SmolLM2-135M", 30, 3, 64, heads=9, embd=576, ffn=1536, 
 def workplace(project: Project, name: str, *, applied: bool) -> Path:
     """Return the folder for the models and logs of a command. The next run of the command uses the same folder.
 
-    It is in the build directory of the patched tree. With --bin, it is in the user's cache instead, because `kvtool
-    apply` refuses a folder that is not empty, and the folder of --bin may be read-only.
+    If a patched tree exists (`applied`), the returned folder is in the tree's build directory. Otherwise the command
+    tests the programs of --bin, and the returned folder is in the user's cache. A folder at the place of the tree would
+    make `kvtool apply` fail, because `kvtool apply` refuses a folder that is not empty. The folder of --bin may be
+    read-only.
     """
     work = (project.tree / "build" if applied else project.cache) / name
     work.mkdir(parents=True, exist_ok=True)
@@ -216,8 +218,9 @@ def _graft(toy: Path, vocabulary: Path, out: Path, seed: int) -> None:
 def _weights(tensor: Any, n_vocab: int, seed: int) -> Any:
     """Return random weights for one tensor, scaled so that activations keep about the same size from layer to layer.
 
-    The random numbers depend only on the tensor's name, so a new tensor of upstream does not change the others. The
-    weights of queries and keys are larger. This makes attention choose a few positions instead of averaging over all.
+    The random numbers depend only on the seed and on the name and the shape of the tensor. So a new tensor of upstream
+    does not change the weights of the existing tensors. The weights for queries and keys are larger than the other
+    weights. So attention chooses a few positions instead of averaging over all positions.
     """
     import numpy as np
 
@@ -227,10 +230,11 @@ def _weights(tensor: Any, n_vocab: int, seed: int) -> Any:
     if name in ("token_embd.weight", "output.weight"):
         drawn = rng.standard_normal((n_vocab, shape[1]), dtype=np.float32)
         if name == "token_embd.weight":
-            # this tensor is only looked up, so half the size does not change the results
+            # store f16 instead of f32: rows of this tensor are only looked up, not multiplied
             return drawn.astype(np.float16)
-        # This tensor has 32 bits. With f16 weights, the activations are rounded to f16, too. Two batch sizes differ in
-        # the last bits, and this rounding would turn such a difference into a different text.
+        # Store output.weight as f32. With f16 weights, llama.cpp also rounds the activations to f16. The activations of
+        # two batch sizes differ in their last bits, and the rounding to f16 would turn this difference into another
+        # text.
         return drawn * np.float32(8 / np.sqrt(shape[1]))
     if "norm" in name and name.endswith(".weight"):
         centre = 2.0 if "q_norm" in name or "k_norm" in name else 1.0

@@ -269,9 +269,9 @@ class Comparison:
 
 
 def _speeds(pairs: Sequence[Mapping[str, Any]], kind: str, cores_used: int) -> tuple[float | None, float | None]:
-    """Return the tokens per second of both contexts.
+    """Return the tokens per second of the static and of the dynamic context.
 
-    Calls in which the cache grew are left out. Only if the cache grew in every call, no call is left out.
+    The calls in which the dynamic cache did not grow are used. If the cache grew in every call, all calls are used.
     """
     all_calls = [pair for pair in pairs if pair["kind"] == kind]
     chosen = [pair for pair in all_calls if not pair["n_grow"]] or all_calls

@@ -109,8 +109,8 @@ def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
         for name in filter(speakers.get, QUANTIZED):
             q8_0 = ("-ctk", "q8_0", "-ctv", "q8_0")
             planned.append(Check(f"completion/{name}/q8_0", "completion", speakers[name], args=q8_0))
-        # -cram 0: without the prompt cache of the host. Its entries are loaded into any idle slot, so the answers would
-        # depend on when requests arrive.
+        # -cram 0 turns off the prompt cache in host memory. llama-server loads an entry of the prompt cache into any
+        # idle slot, so the answers would depend on the times at which the requests arrive.
         served["unified"] = ("-kvu", "-cram", "0", *BATCHED)
     for name in filter(speakers.get, SERVED):
         for how, args in served.items():

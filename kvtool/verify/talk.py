@@ -52,8 +52,7 @@ class Script:
 class Step(NamedTuple):
     """Hold one answer of a server.
 
-    kvtool verify compares each answer of the server with the dynamic cache with the answer of the server with the
-    static cache.
+    kvtool verify compares each answer of the dynamic server with the same answer of the static server.
     """
 
     part: str  # part of the conversation, a key of TITLES

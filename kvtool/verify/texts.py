@@ -67,10 +67,11 @@ def completion(check: Check, binary: Path, work: Path) -> Finding:
 
 
 def _write(check: Check, argv: Sequence[str | Path], *, dynamic: bool, **more: Any) -> Completed:
-    """Return the complete text of one side. Run the program again if its end is missing.
+    """Run llama-completion once, static or dynamic, and return its complete output.
 
-    llama-completion writes through the queue of common/log.cpp. It exits without waiting for the thread that empties
-    the queue (issue 22142 of upstream). So on a busy machine the end of a text and of the log can be lost.
+    Runs the program again if the end of its log is missing. llama-completion writes through the queue of
+    common/log.cpp, and exits without waiting for the thread that empties the queue (issue 22142 of upstream). So on a
+    busy machine, the end of the text and the end of the log can be lost.
     """
     for _ in range(_TRIES):
         done = run_side(check, argv, dynamic=dynamic, **more)
@@ -107,9 +108,10 @@ def judge_logs(statics: Sequence[str], dynamic: str, **more: object) -> dict[str
 
 @trial
 def bench(check: Check, binary: Path) -> Finding:
-    """Run llama-bench with --kv-dynamic 0 and 1. Both must measure a speed, and only the second must grow.
+    """Run llama-bench with --kv-dynamic 0 and with --kv-dynamic 1.
 
-    The speed itself is not judged.
+    Both runs must measure a speed. The cache must grow with --kv-dynamic 1, and must not grow with --kv-dynamic 0. The
+    speed itself is not judged.
     """
     argv: list[str | Path] = [binary, "-m", check.model, *_BENCH.split(), *check.args]
     static, dynamic = (run_side(check, [*argv, FLAG, "01"[on]], dynamic=on) for on in (False, True))

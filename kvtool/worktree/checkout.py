@@ -237,8 +237,8 @@ def run_checkout(git: Git, console: Console, *where: str) -> None:
 def finish_interrupted(git: Git) -> None:
     """Complete or undo a move_checkout() that was killed.
 
-    Only files that move_checkout() may have written are restored. Raises TreeError if a file is neither the old version
-    nor the beginning of the new version, because then the user has edited it.
+    Only files that move_checkout() may have written are restored. Raises TreeError if the content of a file is neither
+    the old version, nor the new version, nor a beginning of one of them. Then the user has edited the file.
     """
     journal = kvtool_dir(git.repo) / "pending.json"
     if not journal.exists():
@@ -248,14 +248,14 @@ def finish_interrupted(git: Git) -> None:
         data = json.loads(journal.read_text(encoding="utf-8"))
         applied, old = from_plain(Applied, data["applied"]), str(data["from"])
     except (ValueError, TypeError, KeyError, AttributeError):
-        journal.unlink()  # the machine crashed before the journal was on the disk, so the usual checks decide
+        journal.unlink()  # the machine crashed before the journal was on the disk; the caller checks the tree as usual
         return
     head, dirty = git.resolve("HEAD"), git.dirty()
     if head == applied.head and not dirty:
         write_applied(git.repo, applied)
     elif head in (old, applied.head):
         put_back(git, old, applied.head, dirty, "apply")
-    # else the user has moved HEAD by hand, and the usual checks decide
+    # otherwise the user has moved HEAD by hand; the caller checks the tree as usual
     journal.unlink()
 
 
@@ -272,8 +272,8 @@ def await_git(tree: Path) -> None:
 def reject_untracked(git: Git, old: str, new: str) -> None:
     """Raise TreeError if the checkout from `old` to `new` would write to the path of an untracked or ignored file.
 
-    Because of this check, such paths are free when the checkout begins. If kvtool is killed during the checkout, kvtool
-    wrote any untracked file that is there afterwards, and perhaps the user edited it later.
+    After this check, no untracked file is at a path that the checkout writes. So if kvtool is killed during the
+    checkout, kvtool itself wrote every untracked file at these paths. The user can only have edited such a file later.
     """
     if found := _untracked(git, git.changed(old, new)):
         raise TreeError(
@@ -311,7 +311,7 @@ def put_back(git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) ->
 
 
 def _is_ours(git: Git, path: str, old: str, new: str) -> bool:
-    """Return True if a file is missing, is the old version, or is the beginning of the new version."""
+    """Return True if a file is missing, or if its content is the old or the new version or a beginning of one."""
     file = git.repo / path
     if not file.is_file():
         return not file.exists()

@@ -114,7 +114,8 @@ def stop_at(git: Git, console: Console, state: RebaseState, stop: ConflictStop) 
 def resolving(git: Git, state: RebaseState) -> Iterator[RebaseState]:
     """Set the phase "taking" while kvtool changes a stopped tree.
 
-    If kvtool is killed in this phase, the next run knows that a lock file in the tree's .git is from this kvtool.
+    If kvtool is killed in this phase, the next run of kvtool finds the phase "taking" in rebase.json. So the next run
+    knows that the killed kvtool made the lock files in the tree's .git, and removes these lock files.
     """
     if state.phase == "taking":
         await_git(git.repo)
@@ -173,7 +174,7 @@ def accept_resolution(git: Git, state: RebaseState) -> RebaseState:
 
 
 def _own_new_files(git: Git, stop: ConflictStop, resolved: str) -> list[str]:
-    """Return files of a resolution that belong into cpp/, because neither upstream nor the patch has them."""
+    """Return the new files of a resolution that cpp/ would store: neither upstream nor the patch has these files."""
     known = git.paths(stop.parent) | (git.paths(stop.origin) if stop.origin else frozenset())
     final = read_tree(git, resolved)
     of_patches = patch_paths(known, final)
@@ -229,9 +230,9 @@ def rerere_resolved(state: RebaseState) -> tuple[str, ...]:
 
 
 def _complete_conflicts(git: Git, stop: ConflictStop) -> None:
-    """Write conflict markers for the conflicts that git cherry-pick resolved without asking.
+    """Write conflict markers for the conflicts that git cherry-pick has resolved automatically.
 
-    git does this if an attribute such as merge=union applies to the file.
+    git resolves a conflict automatically if an attribute such as merge=union applies to the file.
     """
     with scratch_repository(git.repo, below=kvtool_dir(git.repo)) as scratch:
         _, unmerged = merge_trees(scratch, f"{stop.parent}^{{tree}}", f"{stop.origin}^", stop.origin)
@@ -299,7 +300,11 @@ def _sizes_of(name: str, known: Mapping[str, int], sizes: Sequence[int]) -> Sequ
 
 
 def _has_markers(git: Git, stop: ConflictStop, name: str, size: int) -> bool:
-    """Return True if a file has more lines like markers than upstream's version and the patch's version have."""
+    """Return True if a file has more lines that look like conflict markers than a merge of both sides can have.
+
+    For each kind of marker, the limit is the largest of three numbers: the lines in upstream's version, the lines in
+    the patch's version, and the sum of these two numbers minus the lines in the base.
+    """
     file = git.repo / name
     if not file.is_file() or file.is_symlink():
         return False
@@ -360,9 +365,10 @@ def _settle_index(git: Git) -> None:
 
 
 def recover(git: Git, state: RebaseState) -> RebaseState:
-    """Restore the checkout after kvtool was killed while it moved the checkout.
+    """Bring the checkout into a known state after kvtool was killed while it moved the checkout from `at` to `to`.
 
-    Raises TreeError if files were edited that the move did not write.
+    If HEAD is still at `at`, the files of `at` are restored. If HEAD is already at `to`, changed files are committed.
+    Raises TreeError if HEAD is at another commit. Raises TreeError also if HEAD is at `at` and the user edited a file.
     """
     await_git(git.repo)
     head, dirty = git.resolve("HEAD^{commit}"), git.dirty()

@@ -203,9 +203,10 @@ def _stale(project: Project, applied: Applied) -> str:
 
 
 def carried_files(project: Project) -> frozenset[str]:
-    """Return the paths of the files of cpp/ that belong into the tree.
+    """Return the paths of the files of cpp/ that an apply copies into the tree.
 
-    These are the files of the groups that the tree contains. If nothing is applied, these are all files of cpp/.
+    If the tree has only some groups of the series (layers in the glossary), the files of these groups are returned. If
+    the tree has the whole series, or if nothing is applied, all files of cpp/ are returned.
     """
     applied = read_applied(project.tree)
     known = {group.id for group in load_groups(project)}

@@ -26,7 +26,8 @@ _ADVICE = {"export": "nothing was changed", "rebase": "kvtool rebase --continue,
 class Stage:
     """Hold the saved changes of one command: each file before and after, and more data.
 
-    Create the Stage before the project is read. Then save() can notice a file that was edited after that.
+    The caller must create the Stage before the caller reads the project. Then save() can find every file that was
+    edited after the project was read.
     """
 
     def __init__(self, project: Project, verb: str) -> None:
@@ -176,7 +177,7 @@ def roll_back(project: Project, git: Git, console: Console, state: RebaseState) 
     stage.restore("old")
     run_checkout(git, console, *state.checkout_args)
     branch = f"refs/heads/{branch_of(state.tag)}"
-    if branch != f"refs/heads/{state.branch}":  # restore the branch, unless the user moved it
+    if branch != f"refs/heads/{state.branch}":  # restore the branch of the new tag, unless the user moved it
         back = (branch, plan["branch"]) if plan["branch"] else ("-d", branch)
         git.run("update-ref", *back, state.to, check=False)
     write_applied(tree, from_plain(Applied, plan["before"]))
