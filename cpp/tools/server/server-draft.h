@@ -77,14 +77,14 @@ public:
     bool may_take_others() const { return !is_for_request; }
 
     // set the function that receives the bytes of the draft's weights before a load, and 0 after an unload
-    // `func` may throw server_refusal. load_model() calls set_on_bytes().
+    // `func` may throw server_refusal. server_budget calls set_on_bytes() while load_model() runs.
     void set_on_bytes(std::function<void(size_t)> func);
 
     // set the function that returns false if the budget has no room for the first cells of the draft
-    // load_model() calls set_fits().
+    // server_budget calls set_fits() while load_model() runs.
     void set_fits(std::function<bool(bool may_take_others)> func);
 
-    // unload the draft, because the server has woken up and there is no room for the draft. load_model() calls stay_unloaded()
+    // unload the draft, because the server has woken up and there is no room for the draft. load_model() runs at that time
     // return false if no draft is loaded, or if the draft is always loaded, because then the server needs it
     bool stay_unloaded();
 

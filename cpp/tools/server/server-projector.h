@@ -87,14 +87,14 @@ public:
     server_component component(const std::function<bool()> & should_stop);
 
     // set the function that receives the bytes of the projector before a load, and 0 after an unload
-    // `func` may throw server_refusal. load_model() calls set_on_bytes().
+    // `func` may throw server_refusal. server_budget calls set_on_bytes() while load_model() runs.
     void set_on_bytes(std::function<void(size_t)> func);
 
     // set the function that frees memory so that a request with media can load the projector. `func` returns false if it has
     // freed nothing
     void set_make_room(std::function<bool()> func);
 
-    // unload the projector, because the server has woken up and there is no room for it. load_model() calls stay_unloaded()
+    // unload the projector, because the server has woken up and there is no room for it. load_model() runs at that time
     // return false if the projector is not loaded, or if it is always loaded, because then the server needs it
     bool stay_unloaded();
 
@@ -180,14 +180,14 @@ private:
     // return the error for a request that needs the projector while it is not available. Call this with the mutex held
     server_refusal why_not() const;
 
-    // return a reference to no projector, whose check() throws the error of why_not(). Call this with the mutex held
+    // return an empty reference, whose check() throws the error of why_not(). Call this with the mutex held
     server_projector_ref make_refusal() const;
 
     // return the projector as a pointer that is counted until it is destroyed. Call this with the mutex held
     std::shared_ptr<mtmd_context> use();
 
-    // do the same as use(), for a request with media. Text is also tokenized with the projector, but does not need it
-    // Call this with the mutex held.
+    // do the same as use(), and start the idle time of the projector again (server_lazy::used()). Call this with the mutex held
+    // Only requests with media call this. Text is also tokenized with the projector, but does not need it.
     std::shared_ptr<mtmd_context> use_media();
 
     // load the projector for a request. throw server_refusal if that fails. Call this on the main loop
