@@ -11,7 +11,8 @@
 
 namespace {
 
-// the blocks of a tensor: one block per stream, or for transposed V, ne[0] blocks per stream. The first rows of each block are live
+// the blocks of a tensor, which llama-kv-region.h calls strips. A block has n_rows adjacent rows, and the first rows are live
+// A stream has one block. In transposed V, a stream has ne[0] blocks, and each block has one element of each row.
 struct blocks {
     blocks(const ggml_tensor * t, bool trans) :
         n_per_stream(trans ? t->ne[0] : 1),
@@ -55,9 +56,9 @@ void llama_kv_copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst
     const uint32_t n_src = src->ne[1];
     const uint32_t n_dst = dst->ne[1];
 
-    // On a device, transposed V has ne[0] short parts per stream. Copying each part needs a transfer of its own. So read the
-    // whole layer into host memory with one transfer, and write it back with another. The host memory holds only one layer at a
-    // time.
+    // On a device, transposed V has ne[0] short blocks per stream, and copying each block needs a transfer of its own. So read
+    // the whole V tensor of the layer into host memory with one transfer, and write the new tensor with a second transfer. The
+    // host memory holds V of only one layer at a time.
     const bool is_host = ggml_backend_buffer_is_host(src->buffer) && ggml_backend_buffer_is_host(dst->buffer);
     const bool is_via  = !is_host && trans;
 

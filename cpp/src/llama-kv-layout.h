@@ -4,7 +4,7 @@
 //
 // They work on any backend, because they use the interface of the tensor's buffer. They finish their work before they return.
 //
-// n_used: number of live rows of each stream, which are its first rows and contain data. all rows after them are zero
+// n_used: number of live rows of each stream. they are the first rows of the stream and contain data. all later rows are zero
 // trans:  the tensor is transposed V
 
 #include "ggml.h"
@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-// copy the live rows of src to dst, which is zero and has room for them
+// copy the live rows of src to dst. Before the call, all bytes of dst are zero, and dst has room for the live rows
 // ctx: holds temporary views, up to 2 per stream
 // throws std::bad_alloc. the live rows in src have not changed then
 void llama_kv_copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst, bool trans, const std::vector<uint32_t> & n_used);

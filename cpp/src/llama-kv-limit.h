@@ -14,7 +14,8 @@ class llama_kv_limit {
 public:
     virtual ~llama_kv_limit() = default;
 
-    // count the bytes of the caches again. Call begin_account() before a cache grows or shrinks, and account() after that
+    // begin_account(): count the bytes of the caches before a cache grows or shrinks
+    // account():       count the bytes of the caches again after the cache has grown or shrunk
     virtual void begin_account() {}
     virtual void account() {}
 
@@ -28,11 +29,12 @@ public:
     // check whether the memory in use is within the limit. ahead: as for fits()
     virtual bool is_kept(bool ahead) const { (void) ahead; return true; }
 
-    // return the bytes by which the compute buffers have grown. 0: the limit does not count them
+    // return the bytes by which the compute buffers have grown since the first growth of a cache. 0: the limit does not count
+    // compute buffers
     virtual size_t n_bytes_compute() const { return 0; }
 
-    // if the growth of the compute buffers exceeds the limit, free it. Call this after a K-shift, whose graph can need more than
-    // any batch
+    // free the additional memory of the compute buffers, if the context exceeds the limit with this memory
+    // Call this function after a K-shift: the graph of a K-shift can need larger compute buffers than any batch.
     virtual void fit_compute() {}
 
     // change the cells to smaller types. returns false if this makes no room

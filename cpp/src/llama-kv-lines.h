@@ -2,8 +2,8 @@
 
 // Lines of the cells of a KV cache (see llama_kv_lines), and the functions that move their data
 //
-// The storage moves cells by calling a function of its caller. For a change of type, this function converts the cells
-// (llama-kv-convert.h).
+// To move cells, the storage calls a function that its caller passes to it (llama_kv_convert). For a change of type, this
+// function converts the cells (llama-kv-convert.h).
 
 #include "ggml.h"
 
@@ -32,19 +32,21 @@ struct llama_kv_lines {
 static constexpr int64_t LLAMA_KV_CONVERT_ELEMENTS = 1 << 18;
 
 // return the number of lines of n elements to convert at a time: about n_elements elements, but at least one line
-// For a quantized type, the number is rounded so that each part begins at a multiple of 256 bytes after the first row. The reason
-// is that kernels that copy from such a type read from the last multiple of the device's alignment (ggml-vulkan:
-// minStorageBufferOffsetAlignment, at most 256).
+// For a quantized type, these lines have a multiple of 256 bytes in total. So the next lines begin at a multiple of 256 bytes
+// after the first line. The reason is that kernels that copy from a quantized type round the start address down to the
+// alignment of the device (ggml-vulkan: minStorageBufferOffsetAlignment, at most 256).
 int64_t llama_kv_n_lines(ggml_type type, int64_t n, int64_t n_elements);
 
-// moves, or converts, the data of some lines to other lines
-// `from` and `to` have the same number of lines and elements. They have at most llama_kv_n_lines() lines for
-// LLAMA_KV_CONVERT_ELEMENTS elements. Both may be in the same memory, if no line of `to` starts after its line of `from`: the
-// function reads all lines of `from` before it writes.
+// move the data of the lines `from` to the lines `to`, or convert the data if the types differ
+// `from` and `to` have the same number of lines, and their lines have the same number n of elements. The number of lines is at
+// most llama_kv_n_lines(type of `from`, n, LLAMA_KV_CONVERT_ELEMENTS).
+// `from` and `to` may be in the same memory, if no line of `to` starts after the line of `from` with the same number. This is
+// safe because the function reads all lines of `from` before it writes.
 using llama_kv_convert = std::function<void(const llama_kv_lines & from, const llama_kv_lines & to, bool is_v)>;
 
-// call f(lines of src, same lines of dst) for the rows [r0, r1) of stream s, in parts that are small enough to convert at a time
-// The parts are in ascending order. Both tensors have the same shape.
+// call f(lines of src, the same lines of dst) for the rows [r0, r1) of stream s
+// One call has at most llama_kv_n_lines() lines, which can be converted at a time. The calls are in ascending order of the lines.
+// Both tensors have the same shape.
 template <typename F>
 void llama_kv_each_lines(ggml_tensor * src, ggml_tensor * dst, bool trans, int64_t s, int64_t r0, int64_t r1, F && f) {
     const int64_t n     = trans ? r1 - r0 : src->ne[0];

@@ -38,7 +38,7 @@ protected:
         return pages_i->map(buf, i0*size_page, (i1 - i0)*size_page);
     }
 
-    // Pages that the driver does not unmap still count as committed, but must not be used either.
+    // If the driver cannot unmap a page, the page still counts as committed. It must not be used, like an unmapped page.
     void discard(size_t i0, size_t i1) override {
         pages_i->unmap(buf, i0*size_page, (i1 - i0)*size_page);
     }
@@ -50,7 +50,7 @@ protected:
     }
 
 private:
-    // return a tensor of bytes of the buffer. This needs no memory
+    // return the bytes [offset, offset + size) of the buffer as a tensor. The function allocates no memory
     ggml_tensor bytes(size_t offset, size_t size) const {
         ggml_tensor res = {};
 

@@ -1,14 +1,14 @@
 // A range of pages in plain host memory. The details depend on the system:
 //   - Linux: mmap(MAP_NORESERVE). A commit uses MADV_POPULATE_WRITE if the kernel supports it (5.14), otherwise a write to each
 //     page. Pages are freed with MADV_DONTNEED. Transparent huge pages are off for the range, even if the system uses them
-//     everywhere. Otherwise a page of 4 KiB would become 2 MiB, at the commit or later, when the kernel joins small pages. Rejected:
-//     huge pages for regions that are committed completely. 64 MiB at a time needed six times as long on a virtual machine, whose
-//     host had to find the memory.
+//     everywhere. Otherwise a page of 4 KiB would become 2 MiB, at the commit or later, when the kernel joins small pages.
+//     Rejected: huge pages for regions that are committed completely. On a virtual machine, committing 64 MiB at a time took
+//     six times as long as with small pages, because the host of the virtual machine had to find the memory.
 //   - macOS, BSD: a commit writes to each page. Freed pages are mapped again, because MADV_FREE and similar calls do not promise
 //     zeros.
-//   - Windows: the range is committed as a whole. This uses no memory, only a promise of the page file. If the
-//     range is too large, the system refuses it immediately. Freed pages are set to zero and leave the working set, but stay committed, because they
-//     must be readable, and a new commit could fail.
+//   - Windows: the range is committed as a whole. Such a commit uses no memory, only a promise of the page file. If the range
+//     is too large, the system refuses the commit immediately. Freed pages are set to zero and leave the working set. They
+//     stay committed, because they must be readable, and a new commit could fail.
 
 #include "llama-kv-pages.h"
 

@@ -105,8 +105,8 @@ void llama_kv_paged_buffer::show(ggml_backend_buffer_t buf, const llama_kv_pages
 }
 
 size_t llama_kv_pages_n_bytes_padding(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
-    // Without flash attention, a kernel uses a head as a row. The shorter a row is, the more bytes after it are read. So also
-    // check a row of one block.
+    // Without flash attention, a kernel uses a head as a row. The shorter a row is, the more bytes after the row are read. So
+    // also check the shortest row: one quantization block of ggml_blck_size() elements.
     ggml_tensor block = {};
     block.type = t->type;
     std::fill(block.ne, block.ne + GGML_MAX_DIMS, 1);

@@ -66,9 +66,10 @@ public:
     // No computation may use the pages that are freed.
     bool assign(const llama_kv_set & set);
 
-    // commit the pages of the bytes [offset, offset + size), for data that moves here from pages that are freed next
-    // On a device, the commit may use the memory that the margin keeps free. returns false if the device has no memory even then.
-    // Host memory is not allocated now, but on the first write, so the commit does not fail.
+    // commit the pages of the bytes [offset, offset + size)
+    // The caller moves data to these pages, and then frees the pages from which it has moved the data.
+    // On a device, the commit may use the memory that the margin keeps free. returns false if that memory is used up, too.
+    // Host memory is allocated on the first write, so this commit does not fail.
     bool take(size_t offset, size_t size);
 
     // free the pages that are completely inside of the bytes [offset, offset + size)
@@ -96,7 +97,7 @@ protected:
     // free the pages [i0, i1), whether they are committed or not
     virtual void discard(size_t i0, size_t i1) = 0;
 
-    // commit pages that cannot be done without: do not check limits before
+    // commit pages for take(), which does not call has_memory() before: the data of the caller must be moved in any case
     virtual bool commit_late(size_t i0, size_t i1) { return commit(i0, i1); }
 
     // set committed bytes to zero

@@ -125,8 +125,8 @@ uint32_t llama_kv_planned_rows::rows_to_save(uint32_t n, uint32_t s0, uint32_t n
             cache.requested.add(s, 0, n);
         }
 
-        // Rows that other caches need are requested already. Their types must not change now, because the state is written in the
-        // current types.
+        // The state contains the rows of other caches already, in the current types. Some writers note only the offset and the
+        // size of these rows, and copy the rows later. So this growth must not change the types of the cells.
         if (cache.requested.is_pending() && !cache.dyn->grow(false, false)) {
             throw std::runtime_error("no memory for the rows of a state");
         }

@@ -1,9 +1,10 @@
 #pragma once
 
-// Rows of one llama_kv_cache that are written although no cell is in use: the compressed caches of DSV4
+// Rows of one compressed cache of DSV4. Such a cache is a llama_kv_cache in which batches write rows, but use no cells
 //
-// The plan of a batch contains the number of rows. So the rows are requested before the plans are made. They are freed when the
-// cache is cleared or a whole sequence is removed, but not when a part of a sequence is removed.
+// For each ubatch, llama_kv_cache_dsv4 makes a plan (comp_plan), which depends on the number of rows of the compressed caches.
+// So the rows are requested before the plans are made. The rows are freed when the cache is cleared or a whole sequence is
+// removed, but not when a part of a sequence is removed.
 
 #include "llama-kv-cache.h"
 
@@ -20,19 +21,21 @@ public:
     llama_kv_planned_rows(llama_kv_dynamic_cache & cache, const std::vector<uint32_t> & seq_to_stream, uint32_t n_stream) :
         cache(cache), seq_to_stream(seq_to_stream), n_rows(n_stream), n_rows_before(n_stream) {}
 
-    // grow caches, including all rows that were requested before, before the plans of a batch are made
-    // rows: pairs of a cache and a number n. the cache has one row for every n positions
+    // request the rows of compressed caches for a batch, and grow all caches of the context
+    // The growth includes rows that were requested for other caches before. Call this before the plans of the batch are made.
+    // rows: pairs of a compressed cache and a number n. the cache has one row for every n positions
     // returns false if there is no memory
     static bool grow(const std::vector<std::pair<llama_kv_cache *, uint32_t>> & rows, const std::vector<llama_ubatch> & ubatches);
 
-    // allocate the first n rows of a stream for a state. returns false if there is no memory
+    // allocate the first n rows for a state that is read, in the stream of its sequence or in all streams
+    // returns false if there is no memory
     bool reserve(llama_io_read_i & io, uint32_t n);
 
     // return how many of the first n rows a state has to contain, and allocate these rows in the streams [s0, s0 + n_stream)
     // throws std::runtime_error if there is no memory for them
     uint32_t rows_to_save(uint32_t n, uint32_t s0, uint32_t n_stream);
 
-    // check whether the cache has such rows, and no cells
+    // check whether rows without cells were requested for this cache. Such a cache uses no cells
     bool is_in_use() const { return in_use; }
 
     // n_used():          return the number of used rows of stream s

@@ -145,8 +145,9 @@ bool llama_kv_region::commit_ahead(const llama_kv_region & from, const llama_kv_
         return true;
     }
 
-    // In each tensor, the last page that was read may be partly converted and not freed yet, and the last page that was written
-    // may be partly filled. One more page can be shared by each pair of streams.
+    // compute the minimum number of pages. In each tensor, the last page that was read may be converted only in part, so it is
+    // not freed yet. The last page that was written may be filled only in part. These are 2 pages. Add 1 page per stream,
+    // because two streams can share a page.
     size_t n_least = 2 + rows.n_stream();
     size_t n_all   = 0;
 
@@ -242,8 +243,9 @@ bool llama_kv_region::convert_tensor(
         convert(lines, lines_to, is_v);
 
         each_range(from, lines, [&](size_t offset, size_t size) {
-            // Lines are converted in ascending order, except for transposed V. So free from `done` on: a page is freed when all
-            // of it is converted, even if that took several parts.
+            // Lines are converted in ascending order of their addresses, except for transposed V. So, except for transposed V,
+            // free the pages from `done` on. A page is then freed when its last bytes are converted, even if several calls of
+            // convert() were necessary for the page.
             const size_t begin = from.n > 1 ? offset : done;
 
             mem.pages->give(begin, offset + size - begin);

@@ -43,9 +43,10 @@ public:
     // commit the pages of these rows, and free all other pages. returns false if there is no memory. nothing has changed then
     bool commit(const llama_kv_rows & rows) { return mem.pages->assign(pages_of(rows)); }
 
-    // commit the pages that convert_to() needs at the start, before it frees the first page of the other region
-    // The function commits enough pages for a layer, or the minimum if a layer does not fit. It commits nothing in host memory.
-    // No row may be larger here than in the other region.
+    // commit the pages of this region to which from.convert_to() moves data before it frees the first page of `from`
+    // The function commits enough pages for a layer. If there is no memory for a layer, it commits the minimum with which the
+    // conversion can begin. It commits nothing in host memory.
+    // A row of this region must not be larger than a row of `from`.
     bool commit_ahead(const llama_kv_region & from, const llama_kv_rows & rows);
 
     // commit the missing pages of these rows, if necessary from the memory that the margin keeps free
@@ -59,7 +60,8 @@ public:
     void copy_stream(const llama_kv_rows & rows, uint32_t ssrc, uint32_t sdst);
 
     // move the first n_used[s] rows of each stream s, as far as they are in `rows`, to another region with other types
-    // Pages are freed after each part, before the next part needs memory.
+    // The function converts a limited number of rows at a time, see llama_kv_each_lines(). It frees the pages of these rows
+    // before it commits pages for the next rows.
     // returns false if another process has allocated the freed memory. the remaining data is useless then
     bool convert_to(llama_kv_region & to, const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert);
 

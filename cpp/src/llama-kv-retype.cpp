@@ -200,7 +200,8 @@ int32_t llama_kv_retype::set_types(ggml_type type_k, ggml_type type_v) {
     try {
         dyn.synchronize();
 
-        lctx.sched_reserve(); // adapters that were set since the last reservation need larger graphs, and reserving them may be due
+        // reserve the compute buffers now if that is due: adapters that were set since the last reservation need larger graphs
+        lctx.sched_reserve();
 
         // do the pending K-shifts and stream copies with the old types, as if the types did not change
         lctx.memory_update(false);

@@ -39,11 +39,11 @@ public:
     // throws std::bad_alloc
     int32_t set_types(ggml_type type_k, ggml_type type_v);
 
-    // find out which caches are stored in a rotated basis, because the graphs rotate them
+    // find out for which caches the graphs rotate K and V. These caches contain K and V in a rotated basis
     // The first call builds a graph, so no compute may be in flight.
     void find_rotation();
 
-    // call f(converter), in which f converts cells of a state that is being restored
+    // call f(converter). f uses the converter to convert the cells of a state that is being restored
     // Graphs that were built before the call are not reused after the call.
     // throws std::runtime_error if the cells could not be converted
     void convert(const std::function<void(llama_kv_converter &)> & f);

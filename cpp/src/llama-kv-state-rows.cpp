@@ -9,7 +9,8 @@
 void llama_kv_state_rows::begin_write(llama_seq_id seq_id, llama_state_seq_flags flags) {
     auto * dyn = cache.dyn.get();
 
-    // llama_io_write_device would count blocks of quantized cells instead of elements, so most of the rows would be missing
+    // llama_io_write_device divides the bytes of the rows by ggml_element_size(). For quantized cells, this is the size of a
+    // quantization block, so the writer would count blocks instead of elements, and most of the rows would be missing.
     if ((flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE) && dyn && (dyn->is_enabled() || dyn->usage.has_retyped()) && cache.has_types() &&
             (ggml_is_quantized(cache.cell_types().first) || ggml_is_quantized(cache.cell_types().second))) {
         throw std::runtime_error("a state on the device cannot have quantized cells");
@@ -19,7 +20,8 @@ void llama_kv_state_rows::begin_write(llama_seq_id seq_id, llama_state_seq_flags
         return;
     }
 
-    // make the pending copy now. In a static cache, the batch that failed for lack of memory would already have made it
+    // make the pending copy now. In a static cache, the copy would exist already: the batch that failed here for lack of memory
+    // would have made the copy.
     dyn->copies.update();
 
     if (dyn->copies.is_pending(seq_id)) {
@@ -41,8 +43,8 @@ bool llama_kv_state_rows::grow(llama_io_read_i & io) {
     // write rows that were read but not written yet, because their offsets are those of the current layout
     io.flush();
 
-    // If the state is in device memory, flush() has not written its rows, and they have the current types. So types must not
-    // change.
+    // If the state is in device memory, flush() has not written the rows of the state. These rows have the current types of the
+    // cells, so the growth must not change these types.
     const bool res = cache.dyn->grow(false, !on_device);
     if (!res) {
         drop();
@@ -64,7 +66,7 @@ llama_kv_dynamic_room llama_kv_state_rows::reserve(llama_io_read_i & io, const l
         dyn->forget(); // forget the rows that were requested for a batch that did not run
     }
 
-    // find a late copy that reads or writes cells that the state will overwrite
+    // find a late copy (see llama-kv-cache-copies.h) that reads or writes a stream in which the state will overwrite cells
     const auto is_late = [&](const auto * other) { return other->copies.is_late_in(sinfo.strm); };
 
     if (dyn && dyn->any(is_late)) {

@@ -11,9 +11,9 @@
 class llama_io_read_i;
 class llama_kv_dynamic_cache;
 
-// the number of rows into which a state can be read, or in which the cells can be cleared
-// llama_kv_cache uses an object of this class where it would use the cells of a static cache. The number is 0 if some of the
-// cells have no rows. Such cells hold no data.
+// the number of rows of a stream, if a state can be read into the cells of a slot, or if these cells can be cleared
+// The number is 0 if some of these cells have no rows. A cell without a row contains no data.
+// llama_kv_cache calls size() of this object at places where upstream calls size() of the cells.
 struct llama_kv_dynamic_room {
     uint32_t n_rows;
 

@@ -143,7 +143,7 @@ public:
 
             // The first buffer contains several layers, and is freed when the last of them has its own buffer. So either all
             // layers get their buffers in advance, or none does. If none does, a layer exists twice for a moment. On a device,
-            // this may use the memory that the margin keeps free, which is allowed because no batch runs then.
+            // the second copy may use the memory that the margin keeps free, because no batch runs at that time.
             bool has_all = (is_wide || any(is_created)) && has_memory_beside(type_k, type_v);
 
             for (size_t i = 0; i < layers.size() && has_all; ++i) {
@@ -256,7 +256,7 @@ private:
         ggml_tensor probe = *t;
         llama_kv_set_n_rows(&probe, n);
 
-        // the second condition: the device does not check sizes
+        // the second condition: the device does not even support the current tensor, so the size is not the reason
         const bool res = ggml_backend_dev_supports_op(dev, &probe) || !ggml_backend_dev_supports_op(dev, t);
         if (!res) {
             LLAMA_LOG_WARN("%s: %s takes no tensor of %.2f MiB\n", __func__, ggml_backend_buft_name(buft), ggml_nbytes(&probe)/1024.0/1024.0);
@@ -271,13 +271,14 @@ private:
             return false;
         }
 
-        // bytes of each buffer type: additional bytes, and the largest old buffer
+        // for each buffer type: the additional bytes after the growth, and the bytes of the largest old buffer
         std::map<ggml_backend_buffer_type_t, std::pair<size_t, size_t>> all;
 
         for (const auto & own : layers) {
-            // Host memory is allocated on the first write, so only live rows count. On a device, the old buffer of a layer is
-            // freed when the layer has its larger buffer. But the first buffer contains several layers. It is freed only when the
-            // last of these layers has moved, so it counts as 0 here.
+            // n_back: bytes that are free again after the layer has moved
+            //   host memory:          the bytes of the live rows, because host memory is allocated on the first write
+            //   device, own buffer:   the bytes of the old buffer, which is freed when the layer has its larger buffer
+            //   device, first buffer: 0. this buffer contains several layers, and is freed only when the last of them has moved
             const bool   is_host = ggml_backend_buft_is_host(own.buft);
             const size_t n_back  = is_host ? n_bytes_live_of(own.l.k, own.l.v, n_used) : is_created(own) ? 0 : n_bytes_of(own.l, n_rows());
 

@@ -5,8 +5,8 @@
 //   - In host memory (llama-kv-pages.h), the set can contain any blocks, with holes in the middle.
 //   - If some of the memory is on a device, each stream has the rows [0, n). The reason is that kernels read all rows of the
 //     attention window, masked or not, in all streams of a batch. So a row in use needs all rows below it, and a block is as
-//     large as the padding of the window. There can be one more block at the end, for dummy writes. A stream keeps as many rows
-//     as the longest stream, if it had them before, because both streams will be read together again.
+//     large as the padding of the window. There can be one more block at the end, for dummy writes. When rows are freed, a
+//     shorter stream keeps its rows up to the end of the longest stream, because a later batch reads both streams together.
 
 #include "llama-kv-storage.h"
 
@@ -175,7 +175,8 @@ public:
         return true;
     }
 
-    // allocate the same rows at other addresses. Pages are freed as soon as they are converted, before the next part is converted
+    // reserve addresses for the same rows in their new types, and commit the pages that must exist before the conversion starts
+    // set_types() frees the pages of converted rows before it converts the next rows.
     bool prepare_types(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) override {
         try {
             bool is_larger = false;

@@ -25,9 +25,10 @@
 //
 // New rows are zero, because garbage in V becomes NaN even if the mask excludes the cell.
 //
-// Rejected: growth by copy into one new buffer for all layers (old and new exist at the same time). One size per layer with a
-// rollback by re-allocation (it allocates right after memory has run out). The live size in the strides of storage in place (each
-// growth would move all rows of all streams but the first, and transposed V as a whole).
+// Rejected: growth by copy into one new buffer for all layers (the old and the new buffer exist at the same time). A number of
+// rows for each layer, with a rollback that allocates buffers of the old size (it allocates right after memory has run out).
+// For storage in place, strides that depend on the number of existing rows (each growth would move all rows of all streams
+// except the first stream, and the whole transposed V).
 
 #include "llama-kv-lines.h"
 #include "llama-kv-growth.h"
@@ -96,8 +97,9 @@ public:
     // return the number of rows of a stream in the tensors. The strides depend on it
     virtual uint32_t n_rows() const { return growth.n_max; }
 
-    // check whether n_rows() is the number of existing rows. Then caches that can determine the size of the same graph must have
-    // the same number
+    // check whether n_rows() is the number of existing rows
+    // If so, caches with the same maximum number of rows and the same number of streams must have the same n_rows(). The reason
+    // is that all of them can determine the size of the same graph.
     virtual bool has_size() const { return false; }
 
     // check whether row i of stream s has memory
@@ -108,12 +110,12 @@ public:
 
     // return the set of rows to allocate, so that the needed rows can be used
     // ahead:       include the rows that the growth policy allocates in advance
-    // n_bytes_row: bytes of a row of one stream. with has_size(): of a row of all streams and of all caches that grow by the same
-    // steps
+    // n_bytes_row: bytes of a row of one stream. if has_size() is true: bytes of a row in all streams of all caches with the
+    //              same maximum number of cells, because these caches grow by the same steps
     virtual llama_kv_rows next(const llama_kv_rows & need, bool ahead, size_t n_bytes_row) const = 0;
 
     // return the rows to keep if only the rows `used` are needed. If shrinking is not worth it, the result is all existing rows
-    // n_peak: the largest end of the rows in use since the last resize
+    // n_peak: 1 + the highest index of a row that was in use since the last resize
     virtual llama_kv_rows rest(const llama_kv_rows & used, uint32_t n_peak) const = 0;
 
     // check whether rest() could free rows, if n_used rows are used. false: it keeps all rows, whichever rows are used
@@ -129,7 +131,7 @@ public:
     // No computation that uses the tensors may be in flight.
     virtual bool try_resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) = 0;
 
-    // set the rows of a stream to zero, and free the memory that is not needed at the start. -1: of all streams
+    // set the rows of a stream to zero, and free all of its rows except those in `start`. -1: of all streams
     // returns false if the caller must clear as in a static cache
     // No computation that uses the tensors may be in flight.
     virtual bool clear(int32_t s) { (void) s; return false; }
@@ -141,11 +143,11 @@ public:
     // change the types in two steps, so that several caches change together or not at all
     // n_used: number of rows with data of each stream, as in try_resize(). it applies to both steps
     //
-    // prepare_types(): allocate memory before any data is moved. if a row becomes larger, this is all memory, otherwise almost
-    //                  none. returns false if there is not enough memory. nothing has changed then
-    // set_types():     convert the rows. if there is no memory for a copy, convert them inside of their own memory. returns false
-    //                  if another process has allocated device memory that this function had freed: no row exists any more. there
-    //                  is no other failure
+    // prepare_types(): allocate memory before any data is moved. if a row becomes larger, the memory of all new rows is
+    //                  necessary, otherwise almost none. returns false if there is not enough memory. nothing has changed then
+    // set_types():     convert the rows. if there is no memory for a copy, convert the rows inside of their own memory. returns
+    //                  false only if another process has allocated device memory that this function had freed. no row exists
+    //                  any more then
     // forget_types():  undo prepare_types(), instead of calling set_types()
     //
     // No computation that uses the tensors may be in flight.

@@ -61,8 +61,10 @@ llama_memory_usage llama_kv_usage::total() const {
     // bytes outside of these caches, which have a fixed size: recurrent states
     size_t fixed = llama_kv_sum_bytes(*lctx.get_memory());
 
-    double part        = 1.0; // the smallest part of the positions for which rows without cells have memory
-    double part_layers = 1.0; // the smallest part of the cells of caches with layers that have memory
+    // part:        minimum over the caches without cells (DSV4): the fraction of their rows that have memory
+    // part_layers: minimum over the caches with cells and layers: the fraction of their cells that have memory
+    double part        = 1.0;
+    double part_layers = 1.0;
 
     bool has_layers = true; // the largest cache has layers
 
@@ -91,8 +93,9 @@ llama_memory_usage llama_kv_usage::total() const {
         }
     }
 
-    // A batch needs memory in all caches of the context. So report the number of tokens for which every cache has memory: the part
-    // of n_ctx for which the smallest cache has rows.
+    // A batch needs memory in all caches of the context. So report the number of tokens for which every cache has memory: the
+    // cells of the largest cache, multiplied by `part`. If the largest cache has no layers, multiply its cells by the smaller
+    // one of `part` and `part_layers`.
     res.n_cells = std::max<uint32_t>(res.n_cells_used, res.n_cells*(has_layers ? part : std::min(part, part_layers)));
 
     res.reserved  += fixed;

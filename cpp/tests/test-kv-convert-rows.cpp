@@ -1,8 +1,8 @@
 // Check that the CPU converts rows to another type with the same bits in one step as in three.
 //
 // A change of the types of cells copies rows to F32, rotates them with a Hadamard transform if necessary, and writes them to rows of
-// another tensor. The patch cpu-convert-rows computes these operations together, unless the F32 values are an output of the graph. So
-// each case runs twice: with this flag and without it.
+// another tensor. The patch cpu-convert-rows computes these operations together, unless the F32 values are an output of the
+// graph. So each case runs twice: once with the F32 values as an output, and once without.
 
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -79,7 +79,7 @@ static test_result convert(const test_case & c, ggml_backend_t backend, const st
     const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend));
     ggml_backend_buffer_clear(buffer.get(), unwritten);
 
-    // the type of a row becomes smaller, so it fits into the memory of the larger one
+    // the rows of the new type are smaller than those of the old type, so all of them fit into the memory of `src`
     ggml_tensor inside = *src;
     if (c.is_inside) {
         inside.type = c.to;

@@ -1,6 +1,8 @@
 #pragma once
 
-// Helpers for the tests of the CPU backend. They need no file of the layer `core`, so check() and report() are the same as in test-kv.h
+// Helpers for the tests of the CPU backend
+//
+// These tests use no file of the layer `core`. So this file repeats check() and report() of test-kv.h.
 
 #include "ggml.h"
 

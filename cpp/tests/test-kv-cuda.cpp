@@ -628,7 +628,8 @@ static void test_random() {
             auto * buf = bufs[ib].get();
 
             if (random(2) == 0) {
-                // let a call fail, or let memory run out, but not both: after both, memory that could not be freed would remain
+                // either let a call of the driver fail, with 1000 more free pages, or let the pages run out. If both happened
+                // in one map(), pages that could not be freed would remain
                 const size_t n_more = random(4) == 0 ? 1000 : 0;
                 if (n_more > 0) {
                     const int i = random(20);
