@@ -19,7 +19,8 @@ static bool is_smaller(ggml_type a, ggml_type b) {
     return ggml_type_size(a)*ggml_blck_size(b) < ggml_type_size(b)*ggml_blck_size(a);
 }
 
-// return the number of cells that n_ctx is a multiple of: 256 for each stream. Other options can require a larger number
+// return the step of n_ctx in cells: 256 for each stream. llama_context rounds n_ctx up to a multiple of this step
+// Other options can require a larger step, which this function does not include.
 static uint32_t n_ctx_step(bool kv_unified, int32_t n_seq_max) {
     return 256*(kv_unified ? 1 : std::max(1, n_seq_max));
 }
@@ -87,7 +88,7 @@ uint32_t common_kv_n_ctx(const common_params & params) {
 
     uint32_t n_ctx = params.n_ctx;
     if (n_ctx == 0) {
-        // with `--fit` and several streams, each stream gets the context size that the model was trained with
+        // use the context size that the model was trained with. With `--fit` and several streams, each stream gets this size
         n_ctx = common_get_gguf_info(params.model.path).n_ctx_train*(params.kv_unified || !params.fit_params ? 1 : params.n_parallel);
     }
 
@@ -196,7 +197,7 @@ void common_kv_budget_fit::fit_n_ctx() try {
 
     const uint32_t step = n_ctx_step(tgt.kv_unified, tgt.n_seq_max);
 
-    const uint32_t n_min = (tgt.n_ubatch + step - 1)/step*step; // not smaller than a batch: a smaller context has smaller batches
+    const uint32_t n_min = (tgt.n_ubatch + step - 1)/step*step; // n_ubatch or more: a smaller context would reduce n_ubatch
     uint32_t       n_max = tgt.n_ctx;
     if (n_max <= n_min) {
         return;
@@ -217,7 +218,7 @@ void common_kv_budget_fit::fit_n_ctx() try {
                 res.cells   += more.cells;
                 res.compute += more.compute;
             }
-        } catch (const std::runtime_error & err) { // the draft uses cells of its target, or cannot run without it
+        } catch (const std::runtime_error & err) { // the draft shares the cells of its target, or cannot run without the target
             LOG_WRN("fit_n_ctx: planning without the draft: %s\n", err.what());
             extra = nullptr;
         }
@@ -228,7 +229,8 @@ void common_kv_budget_fit::fit_n_ctx() try {
     const bytes  start  = measure_all(n_min);
     const uint64_t budget = params.kv_budget_mib*MIB;
 
-    // count the bytes as the budget does: all cells, plus the growth of the compute buffers beyond their size with n_min cells
+    // return the bytes that the budget counts for a context of n_ctx cells: the bytes of all cells, plus the bytes by which the
+    // compute buffers are larger than with n_min cells
     const auto size = [&](uint32_t n_ctx) {
         const bytes cur = measure_all(n_ctx);
         return cur.cells + cur.compute - std::min(cur.compute, start.compute);

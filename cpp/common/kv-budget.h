@@ -18,12 +18,13 @@ void common_kv_budget_init(common_params & params);
 // the setting in params
 llama_flash_attn_type common_kv_flash_attn_type(const common_params & params);
 
-// return params.n_ctx, limited by the option `--kv-cache-tokens`. 0: use the context size that the model was trained with
+// return params.n_ctx, limited by the option `--kv-cache-tokens`. A result of 0 means the context size that the model was
+// trained with
 uint32_t common_kv_n_ctx(const common_params & params);
 
-// lets `--fit` measure contexts with the smallest types of the budget, while an object of this class exists
-// The types of a context are changed only if its model supports the smaller types. The destructor restores the types.
-// extra: model to fit together with the main model, as in common_fit_params(). null: there is none
+// set the contexts that `--fit` measures to the smallest types of the budget, while an object of this class exists
+// A context keeps its own types if its model supports none of the smaller types. The destructor restores the types.
+// extra: model that `--fit` fits together with the main model, as in common_fit_params(). null: only the main model is fitted
 class common_kv_budget_fit {
 public:
     common_kv_budget_fit(
@@ -45,6 +46,6 @@ private:
 
     const common_fit_extra_model * extra;
 
-    // the parameters of each context, and a copy of them from before their types were changed
+    // for each context: a pointer to its parameters, and a copy of the parameters with their first types
     std::vector<std::pair<llama_context_params *, llama_context_params>> given;
 };

@@ -20,11 +20,12 @@ extern "C" {
                                             // context), or each K and V tensor is split over devices (--split-mode tensor),
                                             // or the context is used for training
         LLAMA_MEMORY_TYPE_BACKEND     = -6, // the device of a layer cannot compute attention with this type
-        LLAMA_MEMORY_TYPE_NO_MEMORY   = -7, // not enough memory for larger cells, or for the small work memory of the change itself
+        LLAMA_MEMORY_TYPE_NO_MEMORY   = -7, // not enough memory for larger cells, or for the small buffers of the conversion
         LLAMA_MEMORY_TYPE_LOST        = -8, // the device failed during the change, and all cells are empty. with a budget,
-                                            // llama_decode() can change types, and fail in the same way. llama_decode() then
-                                            // returns -3 for a batch that continues an old sequence, until the sequence is
-                                            // removed or restored, or the batch begins the sequence at position 0
+                                            // llama_decode() also changes types, and the device can fail during that change.
+                                            // after such a failure, llama_decode() returns -3 for a batch that continues an old
+                                            // sequence. this ends when the sequence is removed or restored, or a batch begins
+                                            // the sequence at position 0
     };
 
     // Convert the cells of all KV caches of the context to other types. May be called at any time between two calls of
@@ -42,7 +43,8 @@ extern "C" {
     // Return the reason for a result of llama_set_memory_type(), for a message: a static string in English, without a full stop
     LLAMA_API const char * llama_memory_type_reason(int32_t result);
 
-    // A limit on the memory of the KV caches of several contexts, and the smaller types that the cells change to at the limit
+    // Budget: a limit on the memory of the KV caches of several contexts, and a list of smaller types. The cells change to a
+    // type of the list when their memory would exceed the limit
     // The budget must outlive the contexts
     // Not thread-safe: contexts that share a budget must not be used at the same time
     struct llama_memory_budget;
@@ -62,28 +64,30 @@ extern "C" {
     // have upstream's size
     // budget: NULL removes the context from its budget
     // ctx:    NULL does nothing
-    // Returns false if the context cannot have a budget: it has no kv_dynamic, or its cells cannot change their types
+    // Returns true if the context has a budget after the call. The result is false if budget or ctx is NULL, or if the context
+    // has no kv_dynamic. If the cells of the context cannot change their types, the budget only limits their memory
     LLAMA_API bool llama_memory_budget_add(struct llama_memory_budget * budget, struct llama_context * ctx);
 
-    // Let a batch fail instead of changing the types if hold is true. The caller can then free unused memory first. Default:
-    // false
+    // Choose what happens if a batch has no memory. hold = true: the batch fails, and the caller can free unused memory first
+    // hold = false (default): the cells change to smaller types
     LLAMA_API void llama_memory_budget_hold(struct llama_memory_budget * budget, bool hold);
 
     // Set the number of bytes of the budget that other objects use, for example weights that the caller loads and frees
     // Call this function before loading and after freeing such objects
     // ctx: a context of the budget, or NULL. Its cells change to smaller types if that makes enough room. If n_bytes decreases
     // and no cell is in use, the cells return to their first types
-    // Returns false if the budget has no room for n_bytes. The budget then keeps the old number of bytes. The cells may have
-    // changed to smaller types anyway, if there was too little memory for a conversion that frees memory
+    // Returns false if the budget has no room for n_bytes. The budget then keeps the old number of bytes. The cells can still
+    // have changed to smaller types: without memory for a copy, they are converted inside their old buffer, which frees no
+    // memory
     // Not thread-safe, as llama_decode()
     LLAMA_API bool llama_memory_budget_set_other(struct llama_memory_budget * budget, size_t n_bytes, struct llama_context * ctx);
 
-    // Count memory of the caller in the budget that the caller can free at any time, such as saved states. This memory can use the
-    // bytes of the budget that the caches and the other objects do not use
-    // reclaim: function that frees at least n_bytes of this memory if possible, and returns the bytes that are still in use. It is
-    //          called with 0 to count these bytes. It is called with a larger number before a growth fails, before types
-    //          change, and before llama_memory_budget_set_other() returns false. It may read the sequences of the contexts, but
-    //          must not change them. NULL: there is no such memory
+    // Count the reclaimable memory of the caller in the budget. This is memory that the caller can free at any time, such as
+    // saved states. It can use the bytes of the budget that the caches and the other objects do not use
+    // reclaim: function that frees at least n_bytes of the reclaimable memory if possible, and returns the bytes of this memory
+    //          that are still in use. llama.cpp calls it with n_bytes = 0 to count the bytes. llama.cpp calls it with a larger
+    //          number before a growth fails, before types change, and before llama_memory_budget_set_other() returns false. The
+    //          function may read the sequences of the contexts, but must not change them. NULL: there is no reclaimable memory
     LLAMA_API void llama_memory_budget_set_reclaim(
             struct llama_memory_budget * budget, size_t (*reclaim)(size_t n_bytes, void * user_data), void * user_data);
 

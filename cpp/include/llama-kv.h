@@ -23,7 +23,7 @@ extern "C" {
         int64_t  t_grow_max_us;  // duration of the longest growth
         uint32_t n_retype;       // number of changes of type
         int64_t  t_retype_us;    // duration of all changes of type
-        uint32_t n_no_memory;    // failed allocations for cells, including cells of a state that is restored
+        uint32_t n_no_memory;    // number of failed allocations for cells, including cells of a state that is restored
     };
 
     // Return the memory of the context. Works with and without kv_dynamic
@@ -40,8 +40,8 @@ extern "C" {
     // Memory that one sequence of a context uses
     struct llama_seq_usage {
         // bytes of the sequence. The sum over all sequences of the context equals llama_memory_usage::used
-        // The bytes of a shared cell are divided among its sequences. The sequences with the smallest ids get one byte of the
-        // remainder each
+        // The bytes of a shared cell are divided equally among its sequences. If a remainder of n bytes is left, the n
+        // sequences with the smallest ids count one more byte each
         // Recurrent states have the same size for each sequence, even for an empty one
         size_t bytes;
         size_t bytes_window; // the part of `bytes` that belongs to caches with a window (SWA)

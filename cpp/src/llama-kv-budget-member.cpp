@@ -195,7 +195,7 @@ bool llama_kv_budget_member::fits(bool ahead) const {
 bool llama_kv_budget_member::fits_rows(const llama_kv_dynamic_cache & cache, const llama_kv_rows & rows) const {
     const auto & storage = cache.storage();
 
-    // Without a budget, all rows fit. Such a context can even be without cells, and so without types to count the bytes with.
+    // Without a budget, all rows fit. Return before the bytes are counted, because a context without cells has no types.
     if (!budget || rows == storage.rows()) {
         return true;
     }
@@ -239,7 +239,8 @@ bool llama_kv_budget_member::step_down(bool is_full) {
 
     const size_t n_bytes_old = n_bytes_caches();
 
-    // A requested growth is checked against the budget again after the change of types. So the check here must be as strict.
+    // A requested growth is checked against the budget again after the change of types. Then the caches count with their
+    // smaller types, so is_within() allows less than it does now. So here, the growth must not exceed the budget at all.
     const bool is_growth = dyn.any([](const auto * cache) { return cache->requested.has_rows(); });
 
     for (const auto type : budget->types) {

@@ -3,22 +3,23 @@
 // One llama_context as a member of a llama_memory_budget. The member counts the bytes of the context, and changes the cells of
 // the context to smaller types to stay within the budget
 //
-// A growth is allowed if its new memory fits into the budget, next to the other contexts and to the growth of the compute
-// buffers. The member checks this first for the rows that the growth policy wants. If they do not fit, it checks the rows that
-// the batch needs.
+// A growth is allowed if all memory that the budget counts is within the limit after the growth. This memory includes the new
+// rows, the other contexts and the growth of the compute buffers. The member first checks the rows that the growth policy
+// wants. If these rows do not fit, the member checks the rows that the batch needs.
 //
-// If these rows do not fit either, or if an allocation fails, the cells change to the first type of the budget with which they
-// fit. They change to this type directly, because each change costs precision. If the rows do not fit with any type, nothing
-// changes, and the batch fails as in a full cache.
+// If the rows that the batch needs do not fit either, or if an allocation fails, the types of the cells change. The new type is
+// the first type of the budget with which these rows fit. The cells change to this type directly, because each change costs
+// precision. If the rows do not fit with any type, nothing changes, and the batch fails as in a full cache.
 //
 // The member counts the committed bytes after a growth. The peak during a growth by copy is not counted: one layer can then exist
 // twice.
 //
-// Objects other than caches can use a part of the budget, for example weights that are loaded and freed. When they need more, the
-// cells change to smaller types at once.
+// Objects other than caches can use some bytes of the budget, for example weights that are loaded and freed. When these objects
+// need more bytes, the cells change to smaller types at once.
 //
-// The owner of the budget can have memory that uses the rest of the budget, for example saved states. If the rows that a batch needs
-// do not fit, the member first reclaims that memory. It does not do so for rows that the growth policy wants in addition.
+// The owner of the budget can use its remaining bytes for reclaimable memory, for example saved states. If the rows that a
+// batch needs do not fit, the member first reclaims that memory. For rows that only the growth policy wants, no memory is
+// reclaimed.
 //
 // When no cell of a context is in use, the context returns to its first types. This costs nothing, because there is nothing to
 // convert.
@@ -58,8 +59,9 @@ public:
 
     bool has_budget() const { return budget != nullptr; }
 
-    // n_bytes_above():    return the bytes by which the caches exceed the budget with their current types
-    // n_bytes_above_in(): return the bytes by which they would exceed the budget with other types
+    // n_bytes_above():    return the bytes by which the budget is exceeded now
+    // n_bytes_above_in(): return the bytes by which the budget would be exceeded if the caches of this context had the given
+    //                     types and their requested rows
     size_t n_bytes_above() const;
     size_t n_bytes_above_in(ggml_type type_k, ggml_type type_v) const;
 
@@ -76,16 +78,17 @@ private:
 
     size_t n_bytes_grown() const; // return the bytes by which the compute buffers have grown
 
-    // for caches with n_bytes_caches bytes: return the bytes by which they would exceed the budget, and check whether they
-    // would be within it
+    // n_bytes_above_with(): return the bytes by which the budget would be exceeded if the caches of this context had
+    //                       n_bytes_caches bytes
+    // is_within():          check whether the budget allows this size of the caches. Caches without a growth are always allowed
     size_t n_bytes_above_with(size_t n_bytes_caches) const;
     bool   is_within         (size_t n_bytes_caches) const;
 
-    // do the same check as is_within(). If it fails, let the owner of the budget free memory, and check again
+    // call is_within(). If the result is false, let the owner of the budget free memory, and call is_within() again
     bool make_within(size_t n_bytes_caches) const;
 
-    // change to the next types with which the caches fit. returns false if the caches do not fit with any types
-    // is_full: the caches exceed the budget already, so that a change is needed even without a growth
+    // change the cells to the next types with which the caches fit. returns false if the caches do not fit with any types
+    // is_full: the budget is exceeded already, so the types must change even without a growth
     bool step_down(bool is_full);
 
     llama_kv_dynamic & dyn;

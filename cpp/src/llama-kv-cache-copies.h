@@ -3,8 +3,8 @@
 // Pending stream copies and K-shifts of one llama_kv_cache (--kv-dynamic), see llama-kv-copies.h
 //
 // The copies are made in the order in which they were requested. A copy that finds no memory is late, which means that it stays
-// pending. All copies after it also stay pending, because they may read its result. The K-shift also waits, because it must
-// follow the copies.
+// pending. All copies after a late copy also stay pending, because they may read its result. The K-shift also waits, because
+// the K-shift must follow the copies.
 
 #include "llama-kv-cache.h"
 
@@ -19,7 +19,8 @@ class llama_kv_dynamic_cache;
 
 class llama_kv_cache_copies {
 public:
-    using row_range = std::pair<int64_t, int64_t>; // first row, number of rows. rows are numbered over all streams
+    // first row, number of rows. Row i of stream s has the number s*n_rows + i, where n_rows is the size of a stream in rows
+    using row_range = std::pair<int64_t, int64_t>;
 
     // pending: stream copies of the cache that are not done yet
     llama_kv_cache_copies(
@@ -31,8 +32,8 @@ public:
     // copies of streams
     //
 
-    // start making the pending copies, and empty the list of pending copies
-    // A copy that finds no memory is added to the list again. The list needs no new memory for that.
+    // begin to make the pending copies: empty the list of pending copies
+    // copy_stream() adds a copy that finds no memory to the list again. The list needs no new memory for that.
     void begin();
 
     // copy all rows of stream ssrc to stream sdst. returns false if the caller must copy them as in a static cache
@@ -47,11 +48,13 @@ public:
     // check whether a copy is late. Until it is done, no batch may run, and no K-shift, because both need its result
     bool is_late() const { return has_late && !pending.empty(); }
 
-    // check whether no state may be written or read for these streams yet: a late copy reads or writes one of the streams, or a
-    // K-shift must follow a late copy
+    // check whether a state of these streams must wait before it is written or read. This is the case if a late copy reads or
+    // writes one of the streams, or if a K-shift must follow a late copy
     bool is_late_in(const std::vector<llama_seq_id> & strm) const;
 
-    // check whether a copy to the stream of this sequence is pending, even if it only waits for the next batch. -1: to any stream
+    // check whether a copy to the stream of this sequence is pending: a late copy, or with llama_kv_storage::reads_below() also
+    // a copy that only waits for the next batch. Also true if a K-shift waits for a late copy to any stream
+    // -1: check the copies to all streams
     bool has_copy(llama_seq_id seq_id) const;
 
     // if a late copy reads the stream of this sequence, clear the stream after the copy instead of now. returns false if no late

@@ -2,9 +2,10 @@
 
 // The types of the cells of one llama_kv_cache, and the basis in which K and V are stored. llama_kv_retype changes the types
 //
-// For quantized types, most graphs rotate K and V before they write them, and rotate them back after reading. llama_kv_cache has
-// the flags n_rot_k and n_rot_v for that. But some graphs never rotate, and the flags do not show this. So this class builds a
-// graph with all flags set, and counts a cache as rotated only if the graph uses the rotation matrix.
+// For quantized types, most graphs rotate K and V before they write them, and rotate them back after reading. In
+// llama_kv_cache, n_rot_k and n_rot_v are the block sizes of this rotation. But some graphs never rotate, although n_rot_k and
+// n_rot_v are not 0. So this class sets n_rot_k and n_rot_v and builds a graph. It counts a cache as rotated only if the graph
+// uses the rotation matrix.
 
 #include "llama-kv-foreign-state.h"
 #include "llama-kv-storage.h"
@@ -27,7 +28,7 @@ class llama_kv_cell_types {
 public:
     // references to the rotation of llama_kv_cache, which depends on its types
     struct rotation {
-        uint32_t & n_rot_k; // number of elements of a block of a row that is rotated. 0: no rotation
+        uint32_t & n_rot_k; // block size: each block of n_rot_k elements of a row of K is rotated. 0: no rotation
         uint32_t & n_rot_v;
 
         const std::unordered_map<int64_t, std::vector<float>> & matrices; // rotation matrices, by the number of elements of a block
@@ -51,12 +52,12 @@ public:
     // throws std::bad_alloc
     bool can_write(ggml_backend_sched_t sched, ggml_type type_k, ggml_type type_v) const;
 
-    // return the views of the cells that the graph reads as a copy on another device
+    // return the views of the cells that the graph reads only through a copy of the view on another device
     // throws std::bad_alloc
     std::unordered_set<const ggml_tensor *> read_elsewhere(ggml_cgraph * gf) const;
 
-    // check whether attention makes a transposed copy of V. Such attention never uses flash attention, even if the context's flag
-    // is set. The model T5 has such attention
+    // check whether attention makes a transposed copy of V. Attention with such a copy does not use flash attention, even if
+    // the context has flash attention enabled. The model T5 has such attention
     bool transposes_v(ggml_cgraph * gf) const;
 
     //
@@ -73,13 +74,14 @@ public:
     void note_rot_k(ggml_tensor * t) { noted_rot_k = t; }
     void note_rot_v(ggml_tensor * t) { noted_rot_v = t; }
 
-    // begin to find out whether the graphs rotate K and V: set all flags, so that the next graph rotates them if it can
-    // After the graph is built, end_find_rotation() looks for the rotation matrix in it, and sets the flags back.
+    // begin to find out whether the graphs rotate K and V: set n_rot_k and n_rot_v as for quantized cells, so that the next
+    // graph rotates K and V if it ever does
+    // After the graph is built, end_find_rotation() looks for the rotation matrix in it, and sets n_rot_k and n_rot_v back.
     void begin_find_rotation();
     void end_find_rotation(ggml_backend_sched_t sched); // null: no graph was built
 
-    // n_rot():      return the number of elements of a rotated block for the current types. 0: no rotation
-    // wanted_rot(): return the same number for other types
+    // n_rot():      return the block size of the rotation for the current types. 0: no rotation
+    // wanted_rot(): return the block size of the rotation for other types. 0: no rotation
     // force: ignore LLAMA_ATTN_ROT_DISABLE, which turns the rotation off
     uint32_t n_rot(bool is_v) const { return is_v ? rot.n_rot_v : rot.n_rot_k; }
     uint32_t wanted_rot(bool is_v, ggml_type type_k, ggml_type type_v, bool force = false);

@@ -2,8 +2,9 @@
 
 // Compute buffers of one llama_context, which grow together with its KV caches (--kv-dynamic)
 //
-// A graph over larger caches needs larger compute buffers. The scheduler of the context owns the compute buffers. If it finds no
-// memory for larger compute buffers, it also loses the existing compute buffers, and the context needs a new scheduler.
+// A graph over larger caches needs larger compute buffers. The scheduler of the context owns the compute buffers. If the
+// scheduler finds no memory for larger compute buffers, the existing compute buffers are lost, too. The context then needs a
+// new scheduler.
 //
 // Compute buffers never shrink by themselves.
 //
@@ -51,12 +52,13 @@ public:
     bool reserve_graph();
 
     // reserve compute buffers for the current caches, if they are too small
-    // last: the last attempt. If reserving fails, reserve everything again from the start, without pipeline parallelism
+    // last: this is the last attempt. If it fails, reserve everything again with a new scheduler, and if that fails, without
+    //       pipeline parallelism (llama_context::sched_reserve())
     // returns false if there is no memory
     bool reserve(bool last);
 
-    // replace the scheduler by one without compute buffers. Do not call this during training, which keeps using the old
-    // scheduler
+    // replace the scheduler by a scheduler without compute buffers. Do not call this during training, because training keeps a
+    // pointer to the old scheduler
     void create_sched();
 
     // replace the scheduler, and reserve compute buffers for the current caches

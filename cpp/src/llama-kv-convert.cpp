@@ -34,8 +34,8 @@ void llama_kv_converter::fit() {
     for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
         const size_t size = ggml_backend_sched_get_buffer_size(sched, ggml_backend_sched_get_backend(sched, i));
 
-        // a compute buffer holds each element twice in f32: as it was read, and after the rotation. The other half of the buffer is
-        // for the inputs of the graph
+        // use half of a compute buffer for the elements: each element is in it twice in f32, as it was read and after the
+        // rotation. The other half is for the inputs of the graph
         if (size > 0) {
             n_elements = std::min<int64_t>(n_elements, size/(4*sizeof(float)));
         }
@@ -154,7 +154,7 @@ void llama_kv_converter::run(const llama_kv_lines & from, const llama_kv_lines &
             LLAMA_LOG_ERROR("%s: failed to compute the KV cells in another type\n", __func__);
         }
     }
-} catch (const std::exception & err) { // some tensors have their new types already, so the tensors that follow must change as well
+} catch (const std::exception & err) { // do not throw: some tensors have their new types already, so the next ones must change
     LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
     is_failed = true;
 }

@@ -52,23 +52,24 @@ public:
     };
 
     // limit the elements that run() converts at a time, so that the existing compute buffers have room for them
-    // Larger buffers would stay allocated after the conversion, and the speed is not worth that.
+    // Larger compute buffers would make the conversion faster, but they would stay allocated after the conversion.
     void fit();
 
     // allocate compute buffers for the largest graph that run() will need
-    // like: a tensor of the cache in its old type
-    // type: the new type
-    // n_rot: number of elements of a rotated block, 0 means: no rotation
+    // like:  a tensor of the cache in its old type
+    // type:  the new type
+    // n_rot: number of elements of a rotated block. 0: no rotation
     // returns false if there is not enough memory
     bool reserve(const ggml_tensor * like, ggml_type type, uint32_t n_rot);
 
     // convert the lines of `from` to the type of `to`, and write them to the lines of `to`
-    // n_rot:  number of elements of a rotated block. 0 means: no rotation
-    // matrix: rotation of n_rot*n_rot elements
-    // No compute that uses the lines may be in flight. After the call, no compute is in flight.
+    // n_rot:  number of elements of a rotated block. 0: no rotation
+    // matrix: rotation matrix of n_rot*n_rot elements
+    // No computation that uses the lines may be in flight. After the call, no computation is in flight.
     void run(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot, const float * matrix);
 
-    // check whether the device could not compute a graph, or the memory for its result was lost. If so, the cells are lost
+    // check whether a conversion has failed, and so all cells are lost. There are two reasons: the device could not compute a
+    // graph, or the memory for the converted cells was lost
     bool has_failed() const { return is_failed; }
     void set_failed() { is_failed = true; }
 

@@ -2,9 +2,9 @@
 
 // Pending stream copies and K-shifts of all caches of one llama_context (--kv-dynamic)
 //
-// llama_memory_seq_cp() between streams, and llama_memory_seq_add(), only note what to do. The copies and shifts are made before
-// the next batch. With storage in place, they can need memory. A copy or a shift that finds no memory is late: it stays pending,
-// and no batch runs before it is done.
+// llama_memory_seq_cp() between streams, and llama_memory_seq_add(), only record a copy or a shift. The copies and shifts are
+// made before the next batch. With storage in place, a copy or a shift can need memory. A copy or a shift that finds no memory
+// is late: it stays pending, and no batch runs before it is done.
 //
 // llama_kv_cache_copies does this work for one cache.
 
@@ -23,9 +23,9 @@ public:
     // returns false if there is still no memory for a copy
     bool finish_copies();
 
-    // make the copies and shifts that earlier found no memory. Call this before the cells of a batch are chosen
-    // If the choice of the cells is undone, a shift that still waits for a copy is lost. So no shift may wait when cells are
-    // chosen.
+    // make the late copies and shifts. Call this before llama_kv_cache::prepare() chooses the cells of a batch
+    // prepare() also restores the old cells, and a shift that still waits for a copy is lost with that. So no shift may wait
+    // when prepare() is called.
     // throws std::bad_alloc
     bool finish_update();
 
@@ -35,7 +35,8 @@ public:
     // note that a K-shift must wait, because there was no memory for its graph
     void set_late_shift();
 
-    // check whether a copy or a late shift of this sequence is still to be done. -1: of any sequence
+    // check whether a copy to the stream of this sequence is pending (see llama_kv_cache_copies::has_copy()), or a late shift
+    // of this sequence. -1: of any sequence
     bool is_pending(llama_seq_id seq_id) const;
 
 private:

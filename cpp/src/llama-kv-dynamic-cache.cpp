@@ -122,15 +122,15 @@ std::vector<llama_kv_storage::layer> llama_kv_dynamic_cache::layers_of(ggml_cont
 ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
     const auto layers = layers_of(ctx);
 
-    // A cache that shares layers with another context shares all of them, so it allocates no tensors. Additional layers of its
-    // own would have to grow, and change their types, together with the shared layers, which is not supported.
+    // A cache that shares the layers of another context has no other layers, so it allocates no tensors. Layers of its own
+    // would have to grow, and change their types, together with the shared layers. This is not supported.
     if (owner && owner->is_dynamic()) {
         LLAMA_LOG_ERROR("%s: layers beside those of another context, whose KV cache grows\n", __func__);
         return nullptr;
     }
 
-    // choose the kind of storage when the first buffer is allocated. The choice stays for the other buffers of the cache, also
-    // if restart_by_copy() had to replace the storage by one of fixed size
+    // choose the kind of storage when the first buffer of the cache is allocated, and use it for the other buffers, too. Do not
+    // choose again after restart_by_copy(), which may have chosen a storage of fixed size
     if (kv.ctxs_bufs.empty() && can_grow()) {
         auto inplace = dyn->any([&](const auto * other) { return other->has_size_like(*this); }) ? nullptr : create_inplace();
         auto copy    = llama_kv_storage_create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
@@ -182,7 +182,7 @@ bool llama_kv_dynamic_cache::restart_by_copy() {
             t->buffer = nullptr;
             t->data   = nullptr;
         }
-        buf.reset(); // free it first: it holds no data yet
+        buf.reset(); // free the old buffer, which holds no data yet, before the new buffer is allocated
 
         buf.reset(rows->alloc(ctx.get(), buft, layers_of(ctx.get())));
         if (!buf) {
@@ -255,8 +255,9 @@ llama_kv_cache::slot_info llama_kv_dynamic_cache::with_purged(llama_kv_cache::sl
 }
 
 void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
-    // A draft reads the cells of its target. It may read several streams in one batch that the target has used in different
-    // batches.
+    // Request the attention windows in the storage of the target, if this cache belongs to a draft that reads the target's
+    // cells. One batch of the draft may read several streams. The target may have used these streams in different batches, so
+    // their windows can have rows without memory.
     if (dyn && owner && owner->dyn && owner->rows->reads_below()) {
         owner->requested.clear();
         owner->request_windows(sinfos);
@@ -288,8 +289,8 @@ void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
 }
 
 // request all rows of the attention window
-// The window covers the same number of rows in each stream of the batch, namely as many as the longest stream has. The rows of
-// earlier parts of the same batch count as well.
+// In each stream of a ubatch, the window has the number of rows of the longest stream. This number includes the rows of this
+// ubatch and of the earlier ubatches of the batch.
 void llama_kv_dynamic_cache::request_windows(const slot_info_vec_t & sinfos) {
     uint32_t end = 0;
 
@@ -495,7 +496,7 @@ llama_kv_rows llama_kv_dynamic_cache::rows_after_shrink() const {
         n_cells += kv.v_cells[s].get_used();
     }
 
-    // decide by the number of cells first, because looking at each cell takes longer
+    // first check the number of cells in use, because the check of each cell takes longer
     return rows->may_shrink(n_cells, n_peak) ? rows->rest(used_rows(), n_peak) : rows->rows();
 }
 
@@ -511,8 +512,8 @@ void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *>
         cache->copies.drop_late();
     }
 
-    // compute all new sizes before the first cache shrinks. If this runs out of memory, caches that must have the same size
-    // still have it
+    // compute all new sizes before the first cache shrinks. If the computation throws std::bad_alloc, no cache has shrunk yet,
+    // so caches that must have the same size still have the same size
     for (auto * cache : caches) {
         auto rows = cache->rows_after_shrink();
         for (const auto * other : caches) {

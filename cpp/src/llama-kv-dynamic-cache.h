@@ -54,11 +54,12 @@ public:
     // return the number of rows of a stream in the tensors
     uint32_t n_rows() const { return owner ? owner->n_rows() : rows->n_rows(); }
 
-    // add to a slot the cells that llama_kv_cache::apply_ubatch() will purge when it overwrites the slot: cells that have left
-    // the window
+    // return `sinfo` (the cells of a ubatch) together with the cells that llama_kv_cache::apply_ubatch() will purge when it
+    // overwrites the cells of `sinfo`. The purged cells have left the window
     llama_kv_cache::slot_info with_purged(llama_kv_cache::slot_info sinfo) const;
 
-    // request rows for the cells that the current batch was assigned
+    // request rows for the cells that llama_kv_cache::prepare() has chosen for the current batch
+    // sinfos: the cells of each ubatch
     void request(const slot_info_vec_t & sinfos);
 
     // clear the cells that an incompletely restored state has written
@@ -68,8 +69,9 @@ public:
     bool clear(llama_seq_id seq_id = -1);
 
     // request the rows that another cache of the same shape has requested
-    // A graph uses the number of rows of either of the two caches, so both need the same rows. A cache for which prepare() is
-    // not called gets its rows only in this way, for example the indexer's cache in a hybrid memory.
+    // One graph reads both caches, and takes the number of rows from one of them. So both caches need the same rows. For some
+    // caches, prepare() is not called, for example for the indexer's cache in a hybrid memory. This function is then the only
+    // one that requests rows for the cells of a batch.
     void follow(const llama_kv_dynamic_cache & other);
 
     //
@@ -86,10 +88,10 @@ public:
     bool grow(bool ahead); // returns false if there is no memory. nothing has changed then
     void undo_growth();    // undo the last grow()
     void commit_growth();  // keep the result of the last grow()
-    void forget();         // forget the request, and that the last grow() can be undone
+    void forget();         // forget the request, and the data for undo_growth()
 
     // free the rows of freed cells, in all caches of a context
-    // throws std::bad_alloc. Some rows are not freed then, but all storages by copy still have the same size
+    // throws std::bad_alloc. Some rows are not freed then, but caches that must have the same size still have the same size
     static void release(const std::vector<llama_kv_dynamic_cache *> & caches);
 
     //
@@ -106,13 +108,15 @@ public:
     // returns false if there is no memory. the cache cannot be used then
     bool restart_by_copy();
 
-    // check whether there are rows without memory, which nothing may read: between two streams, and after the last row
-    // Such rows must not even be copied to another device together with their neighbours. Call this only before the first batch.
+    // check whether the storage has gaps: rows without memory that nothing may read. Gaps are after the last existing row of
+    // each stream, so also between two streams. Call this only before the first batch
+    // The scheduler must not copy gaps to another device, not even together with the rows next to them.
     bool has_gaps() const { return by_copy && rows->reads_below(); }
 
-    // check whether a graph, after its split over the backends, reads a copy of rows without memory on another device
-    // Some views cover the whole storage, whatever the attention window is (see kpool_access in llama-memory-hybrid-idx.cpp).
-    // They also read the rows after the last one.
+    // check whether the scheduler copies gaps to another device, because a backend there reads the views of this cache
+    // gf: a graph that the scheduler has split over the backends
+    // With several streams, each view of the cells has gaps. With one stream, only a view of the whole storage has gaps. Such
+    // views do not depend on the attention window (see kpool_access in llama-memory-hybrid-idx.cpp).
     // throws std::bad_alloc
     bool reads_gaps_elsewhere(ggml_cgraph * gf) const;
 
@@ -139,11 +143,12 @@ public:
     // return the usage of this cache alone, without the counters
     llama_memory_usage usage() const;
 
-    // return the number of cells of a sequence, and add the sequence's part of their bytes to `bytes`
+    // return the number of cells of a sequence, and add the bytes of these cells to `bytes`. For a cell of several sequences,
+    // add only the share of this sequence
     llama_seq_cells seq_cells(llama_seq_id seq_id, size_t & bytes) const;
 
     //
-    // parts
+    // members, see the list at the beginning of this file
     //
 
     const std::shared_ptr<llama_kv_dynamic> dyn; // coordinator of the context. null: the cache belongs to no context
@@ -185,7 +190,8 @@ private:
     bool same_shape(const llama_kv_dynamic_cache & other) const;
     bool mirrors   (const llama_kv_dynamic_cache & other) const;
 
-    // check whether both caches must have storage by copy of one size, because a graph is built over both
+    // check whether this cache has storage by copy, and the other cache has the same number of cells and streams. Then a graph
+    // can read both caches, so both must have storage by copy, with the same number of rows
     bool has_size_like(const llama_kv_dynamic_cache & other) const;
 
     // call llama_kv_storage::try_resize(), and then drop graphs whose tensors have moved
@@ -196,7 +202,7 @@ private:
     const bool offload;
 
     std::unique_ptr<llama_kv_storage> rows;
-    std::unique_ptr<llama_kv_storage> by_copy; // replaces `rows` if growth in place turns out to be unusable. null: no replacement
+    std::unique_ptr<llama_kv_storage> by_copy; // replaces `rows` if growth in place is not possible. null: no replacement
 
     std::optional<growth> growing;
 

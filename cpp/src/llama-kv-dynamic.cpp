@@ -150,7 +150,7 @@ bool llama_kv_dynamic::grow_max() {
 }
 
 //
-// called by the caches and the parts
+// called by the caches and by the members of this class
 //
 
 void llama_kv_dynamic::add_cache(llama_kv_dynamic_cache * cache) {
@@ -319,7 +319,7 @@ bool llama_kv_dynamic::try_grow(bool ahead) {
         res ? cache->commit_growth() : cache->undo_growth();
     }
 
-    // the compute buffers have grown for rows that the limit does not allow, so free them
+    // free the compute buffers if they have grown for rows that the limit does not allow
     if (has_memory && !res && limit().n_bytes_compute() > n_bytes_before) {
         compute.reset_sched();
     }

@@ -4,10 +4,10 @@
 //
 // Each llama_kv_cache keeps its cells (the metadata) at full size from the start. So a token gets the same cell as in a static
 // cache, with every kind of memory and after any sequence of operations. Only the storage, which is the memory of the cells,
-// starts small (llama-kv-storage.h). A row is the memory of one cell. The remaining task is to allocate the row of a cell before
-// the cell is used:
+// starts small (llama-kv-storage.h). A row is the memory of one cell. The remaining task is to allocate the row of a cell
+// before the cell is used:
 //
-//   llama_kv_cache::prepare()      notes the cells that a batch was given                -> llama_kv_dynamic_cache::request()
+//   llama_kv_cache::prepare()      requests rows for the cells of a batch                -> llama_kv_dynamic_cache::request()
 //   llama_context::decode()        grows all caches with requests, before the batch runs -> llama_kv_dynamic::grow_batch()
 //   llama_kv_cache::state_read*()  grows its own cache before it reads rows into it      -> llama_kv_state_rows::reserve()
 //
@@ -23,10 +23,10 @@
 //
 // Memory is freed after llama_memory_seq_rm(), _seq_keep() or _clear() have freed cells, by the rules of llama-kv-growth.h. The
 // caches never free rows by themselves, because prepare() removes cells temporarily and restores them. A pending copy of a stream
-// may read cells that are free by now, so the rows of these cells stay. The rows of DSV4 have no cells, and only clear() frees
-// them.
+// may read cells that are free by now, so the rows of these cells stay. The compressed rows of DSV4 have no cells. They are
+// freed when the cache is cleared or a whole sequence is removed (llama-kv-planned-rows.h).
 //
-// The parts are classes of their own:
+// This class has these members, each with a class of its own:
 //
 //   compute   compute buffers, whose size follows the caches
 //   copies    pending copies of streams and K-shifts
@@ -35,8 +35,8 @@
 //   limit     limit on the memory of the caches: the memory of the machine, or a budget (llama-kv-budget-member.h)
 //   retype    changes of type (llama-kv-retype.h), if the layer `types` is applied
 //
-// Rejected: failing in prepare(), and growing in memory_update(true), after which decode() tries once more. There is only one
-// such retry, and the wrappers would log an error although a growth is ordinary.
+// Rejected: let prepare() fail if a row has no memory. decode() then calls memory_update(true), which would grow the caches,
+// and tries again. But decode() tries again only once, and the wrappers would log an error although a growth is ordinary.
 //
 // All functions run on the thread that uses the context.
 
@@ -91,7 +91,7 @@ public:
     // return the coordinator of a context. null: the context has no memory
     static std::shared_ptr<llama_kv_dynamic> of(const llama_context & ctx);
 
-    // frees, in its destructor, the memory of the cells that mem has freed while this object existed
+    // free, in the destructor of this object, the memory of the cells that `mem` has freed while this object existed
     // seq_id:   sequence whose cells are removed. -1: all sequences
     // is_whole: the sequence is removed completely, not only a range of positions
     class release_scope {
@@ -116,15 +116,15 @@ public:
     // called by the context
     //
 
-    // check the storage when the first graphs are reserved. If graphs run where they cannot read it, replace it by storage
-    // by copy
+    // check the storage in place after the first graphs were reserved. If the scheduler would copy rows without memory to
+    // another device, replace the storage by storage by copy
     // throws std::runtime_error if there is no memory. the context cannot be used then
     void begin();
 
     // prepare a batch. llama_decode() calls begin_batch() after all pending updates, and grow_batch() after the cells of the
     // batch are chosen
-    // return the value that llama_decode() returns. if it is not 0, nothing else has changed
-    //    0: the batch can continue
+    // return 0, or the error that llama_decode() returns
+    //    0: llama_decode() continues with the batch. after any other value, the batch has used no cell
     //    1: no memory for a pending copy, a pending K-shift or the cells
     //   -3: the batch continues a sequence whose cells were lost, because the device failed during a change of types
     int32_t begin_batch(const llama_batch_allocr & balloc);
@@ -137,7 +137,7 @@ public:
     bool grow_max();
 
     //
-    // called by the caches and the parts
+    // called by the caches and by the members of this class
     //
 
     // register a cache of the context, including caches that cannot grow
@@ -166,7 +166,7 @@ public:
     // clear all requests
     void forget();
 
-    // let the next grow() fail, because a request could not be noted
+    // let the next grow() fail, because there was no memory to record a request, or to grow the target of this draft
     void fail_request() { has_failed = true; }
     bool has_failed_request() const { return has_failed; }
 
@@ -184,7 +184,7 @@ public:
     void set_limit(std::unique_ptr<llama_kv_limit> limit) { cur_limit = std::move(limit); }
 
     //
-    // parts
+    // members, see the list at the beginning of this file
     //
 
     llama_context & lctx;
@@ -197,11 +197,12 @@ public:
     std::shared_ptr<llama_kv_retype> retype; // null: types cannot change
 
 private:
-    // grow all caches with requests and the compute buffers. if one of them fails, undo all
+    // grow the compute buffers, and all caches with requests. if one growth fails, undo all growths
     // ahead: include the rows that the growth policy allocates in advance
     bool try_grow(bool ahead);
 
-    // do the work of grow(), which has checked that there is something to do
+    // grow the caches and the compute buffers for grow(), which calls this function only if a cache or the compute buffers must
+    // change
     // throws std::bad_alloc
     bool grow_requested(bool may_step_down);
 

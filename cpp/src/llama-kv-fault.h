@@ -6,10 +6,10 @@
 
 // check whether the next allocation has to fail. Call this once before each allocation of a growth
 // LLAMA_KV_DYNAMIC_FAIL=N lets the N-th allocation of the process fail, counted from 1. N+ lets the N-th and all later ones fail.
-// There is no other way to see an allocation fail at a chosen point on a machine with enough memory.
+// On a machine with enough memory, a test has no other way to let an allocation fail at a chosen point.
 bool llama_kv_fault_alloc();
 
 // return the largest step, in bytes, by which a growth by copy may double the storage (see llama-kv-growth.h)
 // The result is n_bytes_usual, or the value of LLAMA_KV_DYNAMIC_STEP=BYTES if this variable is set. A test sets a small value,
-// so that a small cache already grows by steps of the largest size.
+// so that even a small cache becomes too large for doubling, and grows by the largest step.
 size_t llama_kv_fault_step(size_t n_bytes_usual);

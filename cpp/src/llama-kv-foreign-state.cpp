@@ -46,9 +46,9 @@ void llama_kv_foreign_state::read_streams(
     }
 }
 
-// read the rows of a tensor from a state in small parts, and convert each part before the next is read
-// K, and V with flash attention: the state contains one row after the other. Transposed V: it contains one line after the other,
-// and a line has one element of each row.
+// read the rows of a tensor from a state in groups of lines, and convert each group before the next group is read
+// K, and V with flash attention: the state contains one row after the other, and a line is a row. Transposed V: the state
+// contains one line after the other, and a line has one element of each row.
 bool llama_kv_foreign_state::read_rows(
         llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, uint32_t n_rot_state, bool has_size_row,
         const std::vector<row_range> & rows) try {
@@ -144,7 +144,7 @@ bool llama_kv_foreign_state::read_rows(
                 continue;
             }
 
-            // write the part into the cache, one run of rows after the other
+            // write the group of lines into the cache, one range of rows after the other
             int64_t i = 0; // index of the row in the state
             for (const auto & [r, n_run] : rows) {
                 const size_t size_el = ggml_type_size(t->type); // transposed V is not quantized, so a block is one element

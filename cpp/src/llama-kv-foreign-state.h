@@ -27,7 +27,8 @@ public:
     bool is_foreign(int32_t type, int32_t type_state, bool is_v) const;
 
     // read rows of a tensor of one stream, and convert them
-    // runs: ranges [from, to) of rows. the state has the rows of all runs one after the other
+    // t:    view of the stream in the tensor of the cache
+    // runs: ranges [from, to) of rows of t. the state contains the rows of all ranges without gaps
     // returns false if a state of this type cannot be read
     template <typename T>
     bool read(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, const std::vector<T> & runs) {
@@ -44,7 +45,7 @@ public:
     void read_streams(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, uint64_t size_row, uint32_t s0, uint32_t n_stream, uint32_t n);
 
 private:
-    using row_range = std::pair<int64_t, int64_t>; // first row, number of rows. rows are numbered over all streams
+    using row_range = std::pair<int64_t, int64_t>; // first row, number of rows. row 0 is the first row of the tensor t
 
     bool read_rows(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, uint32_t n_rot_state, bool has_size_row, const std::vector<row_range> & rows);
 

@@ -9,7 +9,8 @@
 #include <unordered_set>
 #include <vector>
 
-// return the views of the cells of these layers that the graph reads as a copy on another device
-// The scheduler replaces such a view by its copy. So a view that no node reads is a view that is read as a copy.
+// return the views of the cells of these layers that the graph reads only through a copy of the view on another device
+// The scheduler replaces such a view by the copy in the sources of the nodes. So these are the views that no node has as a
+// source.
 // throws std::bad_alloc
 std::unordered_set<const ggml_tensor *> llama_kv_views_read_elsewhere(ggml_cgraph * gf, const std::vector<llama_kv_storage::layer> & layers);

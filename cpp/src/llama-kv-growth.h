@@ -9,36 +9,42 @@
 //
 //   - The storage starts with two blocks of 256 cells, or with all cells if the cache is smaller.
 //   - A growth covers at least the current batch. So a batch causes one growth, not several.
-//   - A growth doubles the storage as long as the step is at most LLAMA_KV_GROWTH_STEP_BYTES. A larger storage grows by that step
-//     or by an eighth, whichever is larger.
+//   - A growth doubles the storage if it adds at most LLAMA_KV_GROWTH_STEP_BYTES. A larger storage grows by this number of
+//     bytes or by an eighth of its size, whichever is larger.
 //   - The new size is an odd number of blocks, unless that would not be a growth. Transposed V is an array with one strip of
 //     cells for each element of a row. The strips are as long as the storage, and a CPU reads them fastest if their distance is
 //     not a power of two. With 3000 tokens in the cache, generating a token is a tenth slower with 4096 cells than with 4352,
 //     in a static cache as well (kv-bench -fa off).
-//   - The last block is never used by a batch, unless the storage has its full size. So no view of the cells in use covers the
-//     whole storage, unless it also does so in a static cache. A view of the whole storage is contiguous. For contiguous views,
-//     backends choose other kernels, which add in another order and so change the logits (a BLAS for transposed V, CUDA,
-//     Vulkan).
+//   - A batch uses the last block only if the storage has its full size. So a view of the cells in use covers the whole storage
+//     only if the same view covers a whole static cache. This matters because a view of the whole storage is contiguous. For
+//     contiguous views, backends choose other kernels, which add in another order and so change the logits (a BLAS for
+//     transposed V, CUDA, Vulkan).
 //   - The storage is never larger than the static cache.
 //
 // Growth in place (llama-kv-storage-inplace.cpp). A growth copies nothing and changes no stride.
 //
 //   - The storage starts with 256 cells.
-//   - It grows by small steps, which keep each call short: an eighth of the storage, at least LLAMA_KV_GROWTH_BLOCK_IN_PLACE
-//     cells and at most LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE bytes.
-//   - In device memory, blocks have 256 cells, because nothing may read a row that does not exist.
+//   - It grows by small steps, which keep each call short: an eighth of the storage, but at most
+//     LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE bytes. The new size is rounded up to whole blocks, and a step is at least one block.
+//   - A block has LLAMA_KV_GROWTH_BLOCK_IN_PLACE cells in host memory. In device memory, a block has 256 cells, because nothing
+//     may read a row that does not exist.
 //
 // Shrinking. Memory is freed together with cells (llama_memory_seq_rm, _seq_keep, _clear). This happens at once, because an idle
 // server makes no later calls. Freed rows are allocated again only by decoding, so the work of growing again stays in proportion
 // to the work of decoding.
 //
-//   - In place, if a quarter of the cells, and at least 512, are free: free all blocks without a cell in use, also in the middle.
-//   - By copy, if half of the cells are free, and the cells in use are at most half of their maximum since the last resize:
-//     shrink to the cells in use plus a quarter, or to the start if no cell is in use. Without the second condition, a storage that
-//     has just grown by 1 GiB would shrink again after only a few cells are removed.
+//   - In place, all blocks without a cell in use are freed, unless these blocks are too few. Together, they must have at least
+//     512 cells, and at least a quarter of the cells of the storage. In host memory, this includes blocks in the middle. In
+//     device memory, all blocks before the last cell in use stay.
+//   - By copy, n is the number of cells up to the last cell in use, in whole blocks. The storage shrinks to n plus a quarter of
+//     n, rounded up to whole blocks, plus the last block, which no batch uses. If no cell is in use, it shrinks to its size at
+//     the start. There are two conditions for n > 0: the new size is at most half of the old size, and n is at most half of its
+//     maximum since the last resize. Without the second condition, a storage that has just grown by 1 GiB would shrink again
+//     after only a few cells are removed.
 //   - The storage is never smaller than at the start.
 //
-// A chat that removes its last tokens and adds others frees fewer cells than that, so its storage does not shrink.
+// A chat that removes its last tokens and adds others frees fewer cells than these conditions require, so its storage does not
+// shrink.
 //
 // Rejected: a fixed step of 256 cells (the number of copied bytes is quadratic in the context length), doubling at every size
 // (at 8 GiB, the last doubling adds 4 GiB that may never be used), steps of 1 GiB at every size (with 64 streams, such a step
@@ -60,10 +66,11 @@ static constexpr size_t   LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE = size_t(16) << 20
 struct llama_kv_growth {
     uint32_t n_max; // size of the static cache, which is the maximum of the storage
     uint32_t n_pad; // the storage is a multiple of this number, unless it is n_max. 0 means 1
-    size_t   n_bytes_cell; // bytes of the K and V data of one cell, over all layers, streams and caches that grow together
+    // bytes of the K and V data of one cell over all layers. by copy: also over all streams and caches that grow together
+    size_t   n_bytes_cell;
     bool     in_place = false; // growth copies nothing
     size_t   n_bytes_step = LLAMA_KV_GROWTH_STEP_BYTES;
-    bool     has_windows = false; // with in_place: all rows that the attention window covers must exist
+    bool     has_windows = false; // in place in device memory: all rows in the attention window must exist
 
     // return the size of a block. All sizes of the storage are multiples of it
     uint32_t block() const;

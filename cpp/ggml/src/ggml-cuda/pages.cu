@@ -39,9 +39,10 @@ static bool ggml_cuda_pages_ok(const char * what, CUresult err) {
 }
 #endif
 
-// The pages of a range of addresses. Each page has its own allocation and its own mapping, for two reasons: any page can be freed
-// alone, which is not possible for a part of a mapping, and HIP can set the access of exactly the new pages without errors. The
-// price is four calls of the driver per page. This has not been measured yet against one allocation for many pages.
+// Map and unmap the pages of a range of addresses. Each page has its own allocation and its own mapping, for two reasons.
+// First, the driver can unmap only a whole mapping, so any page can be freed alone. Second, HIP can set the access of exactly
+// the new pages without errors. The cost is four calls of the driver per page. The speed has not been compared yet with one
+// allocation for many pages.
 struct ggml_cuda_pages {
     ggml_cuda_pages(int device, size_t page_size, size_t n_pages);
     ~ggml_cuda_pages();
@@ -87,8 +88,8 @@ private:
     std::vector<CUmemAccessDesc> access; // descriptors for the access of the users
 };
 
-// return the devices that need access. They are the same to which ggml's own pool of virtual memory grants access, see
-// ggml_cuda_pool_vmm
+// return the physical devices that need access to the pages of `device`. ggml_cuda_pool_vmm, ggml's own pool of virtual memory,
+// grants access to the same devices
 static std::vector<int> ggml_cuda_pages_users(int device) {
     std::vector<int> res = { device };
 
@@ -182,7 +183,7 @@ bool ggml_cuda_pages::remove(size_t i) {
     return removed;
 }
 
-// return true if this process has begun to use the device. If it has not, waiting for the device would create a context there
+// check whether this process uses the device already. Waiting for an unused device would create a CUDA context on it
 static bool ggml_cuda_pages_is_used(int device) {
 #if defined(GGML_USE_HIP) || defined(GGML_USE_MUSA)
     GGML_UNUSED(device);
@@ -206,7 +207,7 @@ bool ggml_cuda_pages::wait() const {
 }
 
 bool ggml_cuda_pages::map(size_t i0, size_t i1) {
-    // If some pages could not be unmapped before, they are used again now. Wait, because kernels may still access them.
+    // Some of the pages can be HELD, because an earlier call could not unmap them. Wait, because kernels may still access them.
     const bool has_held = std::any_of(states.begin() + i0, states.begin() + i1, [](state s) { return s == HELD; });
     if (has_held && !wait()) {
         return false;
@@ -221,8 +222,8 @@ bool ggml_cuda_pages::map(size_t i0, size_t i1) {
         complete = states[i] == MAPPED || (remove(i) && create(i));
     }
 
-    // The stream of this thread is not ordered with the compute streams. So wait until the zeros are written, before any kernel
-    // starts, and before the pages are unmapped again.
+    // Wait until the zeros are written. The compute streams do not wait for the stream of this thread, so a kernel could start
+    // before that. After a failure, the pages are unmapped below, which must not happen while zeros are written.
     complete = ggml_cuda_pages_ok("cudaStreamSynchronize", cudaStreamSynchronize(cudaStreamPerThread)) && complete;
 
     for (size_t i = i0; i < i1; ++i) {
@@ -296,8 +297,8 @@ static void ggml_cuda_pages_buffer_memset_tensor(ggml_backend_buffer_t buffer, g
     pages->set(begin, begin + size, value);
 }
 
-// copy a tensor with the page's device as the current device, because the current device may have no access. false: ggml copies
-// through the host
+// copy a tensor. First make the device of the pages current, because another device may have no access to the pages
+// returns false if ggml must copy the tensor through the host
 static bool ggml_cuda_pages_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst) {
     const ggml_cuda_pages * pages = ggml_cuda_pages_of(buffer);
 
@@ -333,7 +334,7 @@ static size_t ggml_cuda_pages_page_size(ggml_backend_buffer_type_t buft) {
 #if defined(GGML_USE_HIP) && HIP_VERSION < 60300000
     GGML_UNUSED(granularity);
 
-    return 0; // ROCm 6.1 maps the whole range at once, and in 6.2 a memset must not cross two mappings
+    return 0; // ROCm 6.1 can map only the whole range at once. In ROCm 6.2, one memset must not write to two mappings
 #elif defined(GGML_USE_HIP)
     // ROCm up to 7.2 reports a granularity of 4 KiB. With pages of 4 KiB, a cache would need millions of mappings, so use pages of
     // 2 MiB
@@ -360,7 +361,7 @@ static ggml_backend_buffer_t ggml_cuda_pages_reserve(ggml_backend_buffer_type_t 
 
     pages->plain_cpy_tensor = buf->iface.cpy_tensor;
 
-    // the usual functions access bytes that may not be mapped
+    // replace the functions of ggml-cuda's own buffers, which access bytes that may not be mapped
     buf->iface.init_tensor   = nullptr;
     buf->iface.memset_tensor = ggml_cuda_pages_buffer_memset_tensor;
     buf->iface.cpy_tensor    = ggml_cuda_pages_buffer_cpy_tensor;
