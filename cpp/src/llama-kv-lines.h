@@ -45,8 +45,8 @@ int64_t llama_kv_n_lines(ggml_type type, int64_t n, int64_t n_elements);
 using llama_kv_convert = std::function<void(const llama_kv_lines & from, const llama_kv_lines & to, bool is_v)>;
 
 // call f(lines of src, the same lines of dst) for the rows [r0, r1) of stream s
-// One call has at most llama_kv_n_lines() lines, which can be converted at a time. The calls are in ascending order of the lines.
-// Both tensors have the same shape.
+// One call has at most llama_kv_n_lines() lines, which can be converted at a time. The calls are in ascending order of the
+// lines. Both tensors have the same shape.
 template <typename F>
 void llama_kv_each_lines(ggml_tensor * src, ggml_tensor * dst, bool trans, int64_t s, int64_t r0, int64_t r1, F && f) {
     const int64_t n     = trans ? r1 - r0 : src->ne[0];

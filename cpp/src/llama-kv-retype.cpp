@@ -295,7 +295,8 @@ int32_t llama_set_memory_type(llama_context * ctx, ggml_type type_k, ggml_type t
             dyn->forget(); // forget the rows that were requested for a batch that did not run
             res = dyn->retype->set_types(type_k, type_v);
         } catch (const std::bad_alloc &) {
-            // there was no memory to count the bytes, either before anything had changed, or after everything had changed
+            // There was no memory to count the bytes, either before the first change or after the last change. So compare the
+            // types, to find out whether the change is complete.
             res = dyn->retype->types() == std::make_pair(type_k, type_v) ? LLAMA_MEMORY_TYPE_OK : LLAMA_MEMORY_TYPE_NO_MEMORY;
         }
 

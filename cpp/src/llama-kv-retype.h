@@ -54,7 +54,7 @@ private:
     // check that graphs can run with the new types, and reserve the compute buffers for them. on failure, nothing has changed
     int32_t prepare_types(ggml_type type_k, ggml_type type_v);
 
-    // for each tensor of all caches, return the number of its views that the graph reads as a copy on another device
+    // return the number of views of each cache tensor that the graph does not read directly, but as a copy on another device
     std::unordered_map<const ggml_tensor *, size_t> read_elsewhere(ggml_cgraph * gf) const;
 
     llama_kv_dynamic & dyn;
