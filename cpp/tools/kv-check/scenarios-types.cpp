@@ -1,8 +1,9 @@
 // Checks of changes of the types of the KV cells while the cells contain sequences (llama_set_memory_type()).
 //
-// The result is compared with a reference that shares no code with the change (reference.h). The runs with the static and with
-// the dynamic cache are also compared. Both runs execute code of the patches here, so a failure with the static cache also
-// counts.
+// Each check compares the cells after a change with the cells that a reference implementation computes. The reference shares no
+// code with llama_set_memory_type() (reference.h). kv-check also compares the run with the static cache and the run with the
+// dynamic cache. In these checks, both runs execute code of the patches. So a failure of the static run counts as a failure of
+// the patches, while in other checks it counts as a failure of upstream.
 
 #include "scenarios-types.h"
 #include "short-of-memory.h"
@@ -55,7 +56,7 @@ std::string to_string(const retype_chain & chain) {
     return res;
 }
 
-// return the number of cells to fill. It is smaller in a quick run
+// return the number of cells to fill for a check that needs n cells. In a quick run, the result can be smaller than n
 uint32_t n_cells_of(const side & s, uint32_t n) {
     return std::min(n, kv_check_n_fill(s.params));
 }
@@ -84,8 +85,9 @@ void must_refuse(side & s, session & c, const cell_types & to) {
     s.out.value("refused", 1);
 }
 
-// return true if a head consists of whole blocks of the type. Upstream checks that only with flash attention. Without flash
-// attention, upstream accepts other heads, but computes different values for them
+// return true if the key of one attention head consists of whole blocks of type_k
+// With flash attention, upstream refuses other lengths of the key. Without flash attention, upstream accepts other lengths, but
+// computes different values for them.
 bool is_head_whole(const side & s, ggml_type type_k) {
     char val[32];
     const int32_t n = llama_model_meta_val_str(s.model, (s.arch + ".attention.key_length").c_str(), val, sizeof(val));
@@ -100,8 +102,8 @@ void for_each_chain(side & s, const session_params & sp, const std::function<voi
         throw check_skipped("the model has only recurrent state, without cells");
     }
     {
-        // fill as many cells as any of these checks, without a change of types. If the model fails here, this is a failure of
-        // upstream
+        // without a change of types, fill at least as many cells as each of the checks that change types. If the model fails
+        // here, the failure is one of upstream
         session c(s, sp, "long");
         c.fill(1);
         if (s.params.fallback) {
@@ -149,8 +151,9 @@ void must_be(const session & c, const cell_types & types) {
     }
 }
 
-// compare a state with the reference. If it differs, report whether it equals the reference for another rule about which
-// caches are rotated (enum class basis)
+// compare the state after a change of types with the state that the reference computes from the state before
+// If the two states differ, the error message can contain a hint. The hint names a wrong rule for the rotation of caches
+// (enum class basis) with which the reference would compute the state after the change.
 void must_equal(const state_parts & before, const retype_step & step, const std::vector<uint8_t> & after, const std::string & what) {
     const std::string diff = state_difference(state_convert(before, step.like, step.to), after);
     if (diff.empty()) {
@@ -211,8 +214,8 @@ static void kv_check_retype_bits(side & s) {
     });
 }
 
-// change types after a K-shift, and while a K-shift is pending. A pending shift must be made before the cells are rotated to
-// another basis
+// change types after a K-shift, and while a K-shift is pending
+// The change must first compute the pending K-shift, and then add or remove the rotation (Hadamard transform) of the keys.
 static void kv_check_retype_shift(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         session c(s, sp, name + ".done");
@@ -229,8 +232,8 @@ static void kv_check_retype_shift(side & s) {
             c.generate(2);
         }
 
-        // The result of a pending shift is only visible after a batch, whose token is then removed. Models with a window or a
-        // recurrent state cannot return to exactly the state before that token.
+        // The next batch computes a pending K-shift. So to see the result, decode a batch of one token per stream, and remove
+        // the token. With a window or a recurrent state, removing the token does not restore exactly the state before it.
         if (s.is_hybrid || llama_model_n_swa(s.model) > 0) {
             return;
         }
@@ -258,7 +261,7 @@ static void kv_check_retype_generate(side & s) {
         session c(s, sp, name);
         c.fill(n_cells_of(s, 220));
 
-        // compare the next answer with that of a context that has the same cells from the start
+        // decode two tokens in this context and in a new context that has read its state. Return true if the logits are equal
         const auto answers_as_restored = [&](const cell_types & types) {
             session d(s, session_with_types(sp, types), name + ".restored");
             if (d.state_set(c.state_get()) == 0) {
@@ -270,8 +273,8 @@ static void kv_check_retype_generate(side & s) {
             }
             return c.logits() == d.logits();
         };
-        // the answers can differ even without a change, if restored cells have another order, for example after a window has
-        // wrapped around
+        // Without a change of types, the logits can already differ, because restored cells can have another order than the
+        // original cells. This happens for example after a window has wrapped around.
         const bool is_exact = answers_as_restored(sp.types);
         for (const auto & step : steps) {
             retype(s, sp, c, step, name);
@@ -280,7 +283,8 @@ static void kv_check_retype_generate(side & s) {
             }
         }
 
-        // continue across a growth, and with rows that were used before the change. Their old content must not be visible
+        // grow the cache after the change, and use rows again that had other content before the change. The old content of
+        // these rows must not have an effect
         c.fill(n_cells_of(s, 320) - 220);
         for (uint32_t seq = 0; seq < c.n_seqs(); ++seq) {
             const llama_pos end = c.past((llama_seq_id) seq);
@@ -297,8 +301,9 @@ static void kv_check_retype_generate(side & s) {
     });
 }
 
-// restore states with other types. A state that was saved before the change is converted when it is read. A state that was
-// saved after the change is converted when it is read with the old types
+// restore states whose types differ from the types of the cells
+// A state that was saved before a change of types is read after the change, and is converted to the new types. A state that was
+// saved after the change is read by a context with the old types, and is converted to the old types.
 static void kv_check_retype_restore(side & s) {
     session_params sp = kv_check_base(s);
     if (sp.n_seqs == 1) {
@@ -397,8 +402,8 @@ static void kv_check_retype_grow(side & s) {
 
 namespace {
 
-// errors of the logits in comparison to an f16 cache, as the median over the rows
-// The mean would be dominated by a few rows in which several cells get nearly the same attention. The errors of these rows
+// errors of the logits in comparison with the logits of an f16 cache: the median over the compared tokens
+// The mean would be dominated by a few tokens for which several cells get nearly the same attention. The errors of these tokens
 // change with each difference of rounding.
 struct error {
     double rms = 0.0;
@@ -448,14 +453,15 @@ error error_of(const std::vector<float> & is, const std::vector<float> & expecte
     return { median(rms), median(kl) };
 }
 
-// return a/b. The result is 1 if both are 0, for example if a type represents all values of the other type
+// return the error a divided by the error b. The result is 1 if a equals b, even if both are 0
+// Both errors can be 0 for example if one of two types represents all values of the other type.
 double ratio(double a, double b) {
     return a == b ? 1.0 : a/b;
 }
 
 constexpr double kl_slack = 1e-9; // toy models have a divergence of about 1e-8
 
-// return the answers of a context to some prompts. f changes the context after each prompt
+// return the logits that a context computes after each of several prompts. f changes the context after each prompt
 std::vector<float> answers(side & s, const session_params & sp, const std::string & name, const std::function<void(session &)> & f) {
     std::vector<float> res;
     for (uint32_t i = 0; i < (s.params.quick ? 2u : 4u); ++i) {
@@ -475,10 +481,12 @@ void nothing(session &) {
 } // namespace
 
 // test the reference itself, without changing the types of a context
-// With cells that the reference has converted, a model answers as well as with this type from the start. With cells in another
-// basis, it does not.
+// The reference converts the saved cells of a context to other types. A context with these types reads the converted cells. The
+// error of its logits must be about as small as without a conversion.
+// Then the reference converts the cells with each wrong rule for the rotation (enum class basis). In at least one chain, the
+// error must then be more than 1.5 times as large, unless the rule has no effect.
 static void kv_check_retype_basis(side & s) {
-    // for each wrong basis: its error divided by the error with the right basis, maximum over all chains
+    // for each wrong rule: the error of the logits divided by the error with the right rule, maximum over all chains
     std::map<std::string, double> worst;
 
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
@@ -522,15 +530,18 @@ static void kv_check_retype_basis(side & s) {
         }
     });
     for (const auto & basis : worst) {
-        // A ratio of 1 means that the basis has no effect on the answer. This is the case for the keys of an indexer that selects
-        // all cells anyway (see --override).
+        // A ratio of 1 means that the rule has no effect on the logits. One cause is an indexer that selects all cells whatever
+        // its keys are. `--override` can make the indexer of a toy select fewer cells.
         if (basis.second != 1.0 && !(basis.second > 1.5)) {
             throw check_failed("another basis (" + basis.first + ") gives " + std::to_string(basis.second) + " times the error at most: the right basis cannot be determined");
         }
     }
 }
 
-// check that a context after a change is as close to f16 as a context that has the type from the start
+// check that a change of types does not make the logits worse
+// An error is the distance of logits from the logits of an f16 cache. The error of a context after the change may be at most
+// 1.5 times a bound. The bound is the larger error of two contexts: one has the old types, and the other has the new types from
+// the start.
 static void kv_check_retype_quality(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         const retype_step & step = steps.front();
@@ -555,9 +566,9 @@ static void kv_check_retype_quality(side & s) {
     });
 }
 
-// test a device that fails during a change of types, which loses all cells
-// This check needs a library that was built with such a failure. Until a lost sequence is removed, a batch that continues this
-// sequence must fail.
+// test a change of types during which the device fails, so that all cells are lost
+// Until a lost sequence is removed, a batch that continues this sequence must fail.
+// The check needs a llama.cpp library that was built with such a failure of the device. With other libraries, it is skipped.
 static void kv_check_lost(side & s) {
     const struct {
         const char * what;
@@ -600,8 +611,9 @@ static void kv_check_lost(side & s) {
     }
 }
 
-// check that a change is refused if the device has no kernel that writes such cells (--fake-device MIB,KIB,f16)
-// A context with these types could not be created either.
+// check that a change to q5_0 is refused if the device has no kernel that writes cells of type q5_0
+// `--fake-device MIB,KIB,f16` makes such a device. On this device, a context with cells of type q5_0 could not be created
+// either.
 static void kv_check_no_kernel(side & s) {
     session c(s, kv_check_base(s), "no-kernel");
     c.fill(kv_check_n_fill(s.params));
@@ -616,7 +628,8 @@ static void kv_check_no_kernel(side & s) {
     c.generate(2);
 }
 
-// let an allocation fail (--fail). Then either everything has changed or nothing, and the context continues
+// let an allocation fail during a change of types (--fail, --limit)
+// After that, either all cells have the new types, or nothing has changed. In both cases the context can decode more tokens.
 static void kv_check_retype_fail(side & s) {
     if (s.params.fail.empty() && s.params.limit_mib == 0) {
         throw check_skipped("no failing allocation is requested (--fail, --limit)");

@@ -17,7 +17,9 @@ std::vector<llama_seq_usage> usages(const session & c) {
     return res;
 }
 
-// fail only with the dynamic cache. If the static run failed, too, the report would say that the model does not support the check
+// end the check with an error if ok is false and the cache is dynamic
+// If the static run also failed, kv-check would not report this error. It would report that the model does not support the
+// check.
 void expect(const side & s, bool ok, uint32_t i, llama_seq_id seq, const std::string & what) {
     if (!ok && s.dynamic) {
         throw check_failed("after operation " + std::to_string(i) + ", sequence " + std::to_string(seq) + ": " + what);
@@ -129,7 +131,8 @@ void run(side & s, const session_params & sp) {
 void kv_check_usage(side & s) {
     session_params sp = kv_check_base(s);
 
-    // test unified caches and streams, unless the command line selects one
+    // test a unified cache, and then a cache with one stream per sequence. A quick run tests only the unified cache
+    // If the command line has several sequences, test only the kind of cache that it selects.
     const bool any = s.params.n_seqs == 1;
 
     sp.n_seqs = std::max(sp.n_seqs, 4u);

@@ -37,7 +37,8 @@ static uint32_t at_most(const side & s, uint32_t n) {
     return std::min(n, s.is_recurrent ? 330 : kv_check_n_fill(s.params));
 }
 
-// return at_most() less the tokens that the check adds later, so that a small --fill still leaves some tokens
+// return at_most() minus n_added, the number of tokens that the check adds later. The result is at least 10, even with a small
+// --fill
 static uint32_t at_most_but(const side & s, uint32_t n, uint32_t n_added) {
     return std::max(at_most(s, n), n_added + 10) - n_added;
 }
@@ -79,7 +80,7 @@ static session_params base(const side & s) {
 }
 
 // return parameters with at least n sequences
-// unified: whether they share a stream. it is ignored if the command line has several sequences
+// unified: true means: the sequences share one stream. If the command line has several sequences, its choice replaces `unified`
 static session_params multi(const side & s, uint32_t n, bool unified) {
     session_params res = base(s);
     res.n_seqs = std::max(res.n_seqs, n);
@@ -130,7 +131,7 @@ static void check_prompt(side & s) {
         c.fill(n_fill - at);
     }
 
-    // decode everything in one batch. One growth must provide all of its cells
+    // decode all tokens in one batch. One growth must provide all cells of the batch
     session c(s, base(s), "whole");
     c.fill(n_fill);
     c.generate(2);
@@ -213,8 +214,8 @@ static void check_copy(side & s) {
             c.fill(few ? 40 : 20);
         }
         // copy after a growth, and continue both sequences
-        // A sliding window cannot drop cells that two sequences share. So some of these decodes find no room, with the static
-        // and with the dynamic cache.
+        // A sliding window cannot drop cells that two sequences share. So some calls of llama_decode() here find too few free
+        // cells, both with the static and with the dynamic cache.
         {
             session c(s, sp, std::string("late.") + kind_name(unified));
             c.fill_seq(a, few ? 100 : 150);
@@ -262,8 +263,8 @@ static bool survives(F && f) {
 }
 #endif
 
-// check the copy of a part of a stream. Upstream supports only copies of whole streams. Whether a copy is whole must not
-// depend on the current size of a dynamic stream
+// check the copy of a part of a stream. Upstream supports only copies of whole streams, and a failed assertion ends the process
+// otherwise. Which ranges count as the whole stream must not depend on the current size of a dynamic stream
 #ifdef _WIN32
 [[noreturn]] static void check_copy_part(side &) {
     throw check_skipped("needs fork()");
@@ -346,7 +347,7 @@ static void check_clear(side & s) {
     for (bool data : { false, true }) {
         c.clear(data);
 
-        // in place, memory that is not used any more must be freed
+        // a cache that grows in place must free the memory of the cleared cells
         const llama_memory_usage usage = llama_get_memory_usage(c.ctx);
         if (data && usage.n_grow > 0 && usage.n_bytes_copied == 0 && usage.committed > n_start) {
             throw check_failed(std::to_string(usage.committed - n_start) + " bytes stay committed after a clear");
@@ -418,9 +419,9 @@ static void check_shrink(side & s) {
     }
 }
 
-// test growth by copy: start with all rows, free some, and grow again to fewer than all rows
-// If a model has two caches, its graph can take the number of rows from either of them. So both caches must have the same
-// number of rows, even if they use different numbers of rows.
+// test growth by copy: grow until all rows exist, free some rows, and grow again to fewer rows than the maximum
+// If a model has two caches, a graph can take the number of existing rows from either cache. So both caches must have the same
+// number of existing rows, even if different numbers of these rows are in use.
 static void check_shrink_full(side & s) {
     session_params sp = multi(s, 2, true);
     sp.n_cells = 5632;
@@ -552,7 +553,8 @@ static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
         c.generate(3);
         c.record_state();
 
-        // let the storage move between two graphs of the same size
+        // Restore a large and then a small state. The storage by copy gets new buffers between the two calls of generate(), but
+        // the graphs of these calls have the same size. The old graph must not be reused.
         session d(s, into, "d." + kind);
         d.generate(3);
         d.state_set(big);
@@ -593,7 +595,7 @@ static void check_state_seq(side & s) {
         b.generate(3);
         b.fill(60);
 
-        // restore a state that makes the cache grow, while a copy of a stream is pending whose source cells are already free
+        // copy a stream, and free the source cells while the copy is pending. Then restore a state that makes the cache grow
         if (!s.params.fallback) {
             session c(s, multi(s, 3, unified), "c." + kind);
             c.fill_seq(0, 200);
@@ -622,7 +624,7 @@ static void check_state_file(side & s) {
     b.fill(120);
 }
 
-// check that a state is refused if it is larger than the maximum, as in a static cache of that size
+// check that a context refuses a state with more cells than its maximum, as a static cache with the same maximum does
 static void check_state_refuse(side & s) {
     session_params large = base(s);
     large.n_cells = 768;

@@ -14,14 +14,16 @@ struct kv_check_scenario {
     void (*run)(side & s);
 
     // name of the check whose static run is compared with the dynamic run of this check. It is usually this check itself
-    // A static cache computes the same with and without saving and restoring, so one static run is the reference of three checks.
+    // The exception: state-self, state-into-dynamic and state-into-static share the static run of state-self. In a static run,
+    // these three checks do the same, because they save and restore only states of static caches.
     const char * reference;
 
     bool is_default = true; // the check runs even if the command line does not name it
 };
 
-// adds scenarios at the start of the program. No list names all scenarios, because a tree with only some of the patches lacks
-// some source files
+// adds the scenarios of one source file when the program starts
+// Each file registers its own scenarios. A list of all scenarios could not be linked in a tree with only some of the patches,
+// because this tree lacks some source files.
 struct kv_check_registration {
     explicit kv_check_registration(std::initializer_list<kv_check_scenario> scenarios);
 };
@@ -34,7 +36,8 @@ const kv_check_scenario * kv_check_find_scenario(const std::string & name);
 // return true if the check belongs to the group "retype", whose checks change the types of the cells
 bool kv_check_is_retype(const std::string & name);
 
-// return true if the check runs by default. It does not if it takes as long as all other checks together
+// return true if the check runs by default, without being named on the command line
+// The other checks take as long as all default checks together, or need a special device.
 bool kv_check_is_default(const std::string & name);
 
 // return the parameters of the context that the command line describes
@@ -51,8 +54,8 @@ void kv_check_rows     (side & s);
 void kv_check_train    (side & s);
 void kv_check_usage    (side & s);
 
-// return the number of cells per stream that the long checks fill
+// return the number of cells that a check fills in each stream, if the check fills as many cells as possible
 uint32_t kv_check_n_fill(const kv_check_params & params);
 
-// return the number of cells per stream of the contexts of the long checks
+// return the maximum number of cells in each stream of a context with the parameters of kv_check_base()
 uint32_t kv_check_n_cells(const kv_check_params & params);

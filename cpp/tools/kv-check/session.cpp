@@ -170,7 +170,8 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must, reco
         return 0;
     }
 
-    // with a large vocabulary, all logits would need gigabytes. Compare only some rows then, and always the last one
+    // With a large vocabulary, the logits of all tokens would need gigabytes. Then compare the logits of every stride-th token,
+    // and always those of the last token.
     const int32_t stride = 1 + (int32_t) (s.n_vocab/8192);
 
     std::vector<llama_pos> pos_next = n_past;
@@ -222,8 +223,8 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must, reco
 }
 
 void session::record_counted() {
-    // If the context waited within llama_decode(), it would count the tokens of the batch there, but almost none of the time of
-    // their computation. The number must be equal with both caches.
+    // If llama_decode() waited for the device during a growth, the library would already count the tokens of the batch there,
+    // but almost none of the time of their computation. So n_p_eval must be equal with the static and the dynamic cache.
     s.out.value(name + ".tokens", llama_perf_context(ctx).n_p_eval);
 }
 

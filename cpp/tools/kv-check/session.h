@@ -92,7 +92,7 @@ class session {
     session & operator=(const session &) = delete;
 
     // decode n more cells in each stream with one llama_decode(). The cells are spread over the sequences of the stream
-    // must: if llama_decode() does not return 0, the check ends. false: the return code is only recorded
+    // must: true means: the check fails if llama_decode() does not return 0. false means: the return code is only recorded
     int32_t fill(uint32_t n, bool must = true);
 
     // decode n more tokens of one sequence
@@ -114,12 +114,16 @@ class session {
 
     std::vector<std::vector<uint8_t>> states(); // state of each sequence, without a record
 
-    // return the next position of each sequence, or set the next positions back to such a result
+    // return the next position of each sequence
     std::vector<llama_pos> positions() const { return n_past; }
+
+    // remove the tokens that were decoded after positions() had returned `to`
     void go_back(const std::vector<llama_pos> & to);
 
-    // record the number of tokens that the library has counted as computed before the program calls llama_synchronize()
-    // With many outputs, llama_decode() itself waits for the computation, and has counted more tokens.
+    // record the number of prompt tokens that the library has counted as computed (n_p_eval). Call this after fill_unread() and
+    // before llama_synchronize()
+    // The library counts tokens when it waits for the device. With many outputs, llama_decode() itself waits, so the number is
+    // larger.
     void record_counted();
 
     // memory operations. They record their result and update the positions

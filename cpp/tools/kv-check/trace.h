@@ -105,5 +105,6 @@ struct trace {
     bool read_floats(const trace_record & rec, std::vector<float> & res) const;
 };
 
-// read a trace from its start. If its writer died while it wrote a record, skip this record. The next writer overwrites it
+// read a trace from its start. If the process that wrote the trace died within a record, ignore this record. The next process
+// overwrites the record
 trace trace_read(FILE * file);
