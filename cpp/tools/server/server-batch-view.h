@@ -39,8 +39,9 @@ public:
     // return the number of tokens from index off to the next dropped token, at most n_max
     int32_t n_until_dropped(int32_t off, int32_t n_max) const;
 
-    // choose another slot of the batch if the slot that the batch was prepared for has ended
-    // If the batch has no tokens, clear it.
+    // replace upstream's slot_batched if the request of this slot has ended
+    // slot_batched is the slot whose LoRA adapters and embedding mode apply to the whole batch. Its replacement is the slot of
+    // the first token that was not dropped. If all tokens were dropped, clear the batch.
     void keep_slot_batched(server_slots & slots);
 
 private:

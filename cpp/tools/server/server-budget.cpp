@@ -44,8 +44,9 @@ bool server_budget::init() {
         return false;
     }
 
-    // do not load the draft, and then the projector, if the caches do not fit into the budget otherwise. This happens when the
-    // server wakes up and there is less room than at its start
+    // If the caches do not fit into the budget, free the draft. If they still do not fit, free the projector. A component that
+    // must always be loaded is not freed. Components are freed here when the server wakes up and the budget has less room than
+    // at the start of the server.
     while (!fits(false, true) && (draft.stay_unloaded() || projector.stay_unloaded())) {
     }
     if (is_exceeded()) {

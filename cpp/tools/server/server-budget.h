@@ -14,8 +14,8 @@
 
 // Counts the bytes of the projector and the draft model in --kv-budget while they are loaded.
 //
-// Before the projector or the draft is loaded, server_memory_policy makes room in the budget. For a draft that is loaded on
-// demand, nothing is freed: it must fit into the free part.
+// Before the projector or the draft is loaded, server_memory_policy makes room in the budget. The exception is a draft that is
+// loaded on demand for a request: nothing is freed, and the draft must fit into the unused part of the budget.
 class server_budget {
 public:
     server_budget(
@@ -27,18 +27,20 @@ public:
     bool init();
 
 private:
-    // count the cells that a context starts with. return false if the budget is exceeded
+    // count the bytes of the projector and the draft in the budget, and make room for them
+    // The budget also counts the cells that each context starts with. return false if the budget is still exceeded
     // may_clear, may_shrink: see server_memory_policy::make_room_for_component()
     bool fits(bool may_clear, bool may_shrink);
 
     // return true if more bytes are in use than the budget allows
     bool is_exceeded() const;
 
-    // change the number of bytes that a component uses. throw server_refusal if they do not fit into the budget
-    // what:      name of the component, for the message
+    // change the number of bytes that a component (the projector or the draft) uses
+    // The function throws server_refusal if the new number of bytes does not fit into the budget.
+    // what:      name of the component, for the error message
     // n_bytes:   n_bytes_projector or n_bytes_draft
-    // make_room: calls the function of type fits_t until it succeeds, and frees memory between the calls. returns false if
-    // nothing more can be freed
+    // make_room: function that calls its argument (fits_t) until the argument returns true, and frees memory between the calls.
+    //            make_room returns false if nothing more can be freed
     using fits_t = std::function<bool(llama_context * ctx)>;
     void set(const char * what, size_t & n_bytes, size_t n_bytes_new, const std::function<bool(const fits_t &)> & make_room);
 

@@ -19,5 +19,5 @@ struct server_bytes {
 
 // throw server_refusal unless each device can allocate the given number of bytes
 // The function tries to allocate the bytes, and frees them before it returns.
-// n_bytes_host: bytes of address space that are needed as well
+// n_bytes_host: number of bytes that malloc() must also be able to allocate in the address space of the process
 void server_check_memory(const char * what, const std::map<ggml_backend_dev_t, size_t> & n_bytes, size_t n_bytes_host = 0);

@@ -58,18 +58,21 @@ struct server_component {
     std::function<json()> load;
     std::function<json()> unload; // returns null while the component is in use
 
-    // functions for an HTTP thread, which run another function on the main loop and return its result
-    // call:        run the function once
-    // call_unused: run the function until it returns something else than null. It returns null while the component is in use
+    // functions that an HTTP thread calls. They run their argument on the main loop, and return the result of the argument
+    // call:        runs the argument once
+    // call_unused: runs the argument, if necessary several times, until the result is not null. A result of null means that the
+    //              component is still in use
     std::function<json(std::function<json()>)>                  call;
     std::function<json(std::function<json()>, server_deadline)> call_unused;
 };
 
-// return the response to a load or an unload
-// what: "taken" or "freed". Under this name, the response contains the difference of the memory, more - less
-// If nothing had to be loaded or freed, `more` and `less` are empty.
+// return the response to a request that loads or unloads a component
+// what: "taken" after a load, or "freed" after an unload. Under this key, the response contains the difference `more` - `less`
+// more: memory in use after a load, or before an unload
+// less: memory in use before a load, or after an unload
+// If nothing had to be loaded or unloaded, `more` and `less` are 0.
 json server_component_done(const char * state, const char * what, const server_bytes & more, const server_bytes & less);
 
 // answer POST {"action": "load" | "unload", "unload": NAME, "timeout_ms": N}
-// other: the component that "unload": NAME can name. It is freed before `component` is loaded (a swap)
+// other: the second component. If NAME is its name, it is freed before `component` is loaded (a swap)
 json server_component_post(const server_component & component, const server_component & other, const json & body);

@@ -89,7 +89,7 @@ private:
     uint64_t hash_dft    = 0;
     uint64_t hash_mmproj = 0;
 
-    // current types of the cells. While the server sleeps, the types that the cells had before
+    // current types of the cells. While the server sleeps, these are the types that the cells had before it fell asleep
     ggml_type type_k = GGML_TYPE_COUNT;
     ggml_type type_v = GGML_TYPE_COUNT;
 

@@ -41,14 +41,15 @@ struct server_conversation_query {
     // LoRA adapters that the prompt is computed with. The list is empty if the server has no adapters
     const std::vector<common_adapter_lora_info> & lora;
 
-    // return the number of tokens of the prompt that need not be computed if the slot continues from `has`
+    // return the number of tokens of the prompt that need not be computed if the slot continues from the state of `has`
     // The rules are those of update_slots(), which decides later how many tokens the slot really reuses.
-    // pos_min: first position in the state of `has`
-    // n_max:   number of tokens of `has` whose state exists
+    // has:     tokens and checkpoints that belong to the state
+    // pos_min: first position in the state
+    // n_max:   maximum of the result, for example the number of tokens of `has` whose cells are computed
     int32_t n_usable(const server_prompt & has, llama_pos pos_min, int32_t n_max = INT32_MAX) const;
 
-    // return the same number for a conversation that is not in the KV cells
-    // The number is 0 if the conversation was computed with other adapters than the prompt.
+    // return the number of tokens of the prompt that need not be computed if the slot continues from a saved conversation
+    // The number is 0 if the conversation was computed with other LoRA adapters than the prompt.
     int32_t n_usable(const server_conversation & has) const;
 };
 

@@ -557,7 +557,8 @@ std::unique_ptr<server_conversation> server_conversations::copy(server_slot_view
     try {
         auto res = std::make_unique<server_conversation>();
 
-        // Reading a state can fail if memory is short. The size is 0 if a pending copy of the sequence waits for memory.
+        // Reading a state can fail if memory is short. If a pending copy of the sequence waits for memory, the size of the
+        // state is 0.
         const auto read = [&](llama_context * ctx, std::vector<uint8_t> & data) {
             data.resize(llama_state_seq_get_size_ext(ctx, slot.id, LLAMA_STATE_SEQ_FLAGS_NONE));
             return !data.empty() && llama_state_seq_get_data_ext(ctx, data.data(), data.size(), slot.id, LLAMA_STATE_SEQ_FLAGS_NONE) == data.size();
@@ -652,7 +653,8 @@ size_t server_conversations::reclaim(size_t n_bytes) {
     while (this->n_bytes() + n_bytes > n_bytes_old && drop_one(false)) {
     }
 
-    // Do not count a state that is being restored: while it is copied to the cells, it exists twice.
+    // While a state is copied to the cells, it exists twice: in the conversation `in_use` and in the cells. Do not count
+    // the conversation.
     const size_t n_bytes_now = this->n_bytes();
     return n_bytes_now - std::min(n_bytes_now, in_use ? in_use->size() : 0);
 }
@@ -663,8 +665,8 @@ bool server_conversations::fits(size_t n_bytes_more, size_t n_bytes_freed) const
 
 bool server_conversations::make_room(size_t n_bytes_more, size_t n_bytes_freed) {
     if (!fits(n_bytes_more, n_bytes_freed)) {
-        // return early if the bytes cannot fit even after everything that may be dropped is dropped. Then nothing needs to be
-        // dropped
+        // Find out whether the bytes fit after everything that may be dropped is dropped. If they do not fit, return now, and
+        // drop nothing.
         size_t n_bytes_least = in_use ? in_use->size() : 0;
         for (const auto & slot : slots) {
             n_bytes_least += slot.wait.paused ? slot.wait.paused->size() : 0;
@@ -688,8 +690,8 @@ bool server_conversations::make_room(size_t n_bytes_more, size_t n_bytes_freed) 
 
 bool server_conversations::drop_one(bool with_running) {
     // 1. entries that are also in the cells of a slot
-    // A slot that is processing but not yet running still has the cells of its last task, which it is about to lose. So its cells
-    // do not count.
+    // Before a request starts, its slot still has the cells of the previous request. The slot is about to lose these cells, so
+    // they do not count.
     for (auto it = entries.begin(); it != entries.end(); ++it) {
         const bool is_twice = &*it != in_use && std::any_of(slots.begin(), slots.end(), [&](const server_slot_view & slot) {
             return slot.id != id_losing && (!slot.is_processing() || slot.is_running()) && has_conversation(slot) &&

@@ -20,9 +20,11 @@
 // the cells of an idle slot, in an entry in RAM, or in an entry of the store. The state is copied, not moved. Before the slot
 // loses its own cells, their conversation becomes an entry.
 //
-// --cache-ram limits the sum of the bytes of the entries, the checkpoints of entries and slots, and the paused requests. Only one
-// state may exceed this limit while it is being copied. With `--cache-ram budget`, the limit is the part of --kv-budget that the
-// cells do not use. If the cells later need that part, conversations are dropped. To make room, the class frees in this order:
+// --cache-ram limits the sum of the bytes of the entries, the checkpoints of entries and slots, and the paused requests. While
+// one state is being copied, the sum may exceed the limit by the size of this state. With `--cache-ram budget`, the limit is
+// the part of --kv-budget that nothing else uses. If the cells later need more of --kv-budget, conversations are dropped.
+//
+// To make room, the class drops in this order:
 //
 //  1. entries whose state is also in the cells of a slot
 //  2. checkpoints, except the newest one of each conversation and the one before its last user message
@@ -36,7 +38,7 @@ class server_conversations {
 public:
     // numbers for /metrics, /props and /slots
     struct usage {
-        size_t n_bytes_limit       = 0; // 0 means: no limit. With `--cache-ram budget`, the bytes that the cells leave at this moment
+        size_t n_bytes_limit       = 0; // 0 means: no limit. With `--cache-ram budget`, the bytes that nothing else uses now
         size_t n_bytes_entries     = 0; // bytes of the entries, without their checkpoints
         size_t n_bytes_checkpoints = 0; // bytes of the checkpoints of entries and slots
         size_t n_bytes_paused      = 0;
@@ -60,8 +62,9 @@ public:
         std::vector<size_t> n_bytes_paused_by_slot;
     };
 
-    // a function that calls read() to restore the cells of a slot, and frees memory of other owners until read() succeeds
-    // It returns false if read() failed although nothing more could be freed.
+    // a function that calls read() to restore the cells of a slot. If read() returns false, the function frees other memory
+    // (the draft, the projector, or cells of idle slots), and calls read() again
+    // The function returns false if read() still fails after everything was freed.
     using read_back_t = std::function<bool(server_slot_view & slot, const std::function<bool()> & read)>;
 
     server_conversations(const common_params & params, const server_contexts & ctxs, server_slots & slots);
@@ -119,10 +122,10 @@ public:
     // return the bytes that belong to the slots: their checkpoints and paused requests. The entries do not count
     size_t n_bytes_of_slots() const;
 
-    // find out whether a batch failed because RAM is short. If so, drop the oldest entry
+    // find out whether a batch failed because RAM is short. If so, drop the least recently used entry
+    // With `--cache-ram budget`, drop a checkpoint of a running slot instead. The reason is that the failed growth of the
+    // cells has already dropped all entries.
     // n: number of cells that the batch needs
-    // With `--cache-ram budget`, the failed growth of the cells has already dropped the entries. So this function drops
-    // checkpoints of running slots.
     // return false if nothing was dropped
     bool drop_if_short(int32_t n);
 
@@ -202,22 +205,24 @@ private:
     // return the number of bytes that the limit applies to
     size_t n_bytes() const;
 
-    // return the limit in bytes. n_bytes_freed: bytes of cells that are freed soon
+    // return the limit in bytes
+    // n_bytes_freed: number of bytes of cells that are freed soon. With `--cache-ram budget`, the limit includes these bytes
     size_t limit(size_t n_bytes_freed = 0) const;
 
-    // return the bytes of a slot's cells that count in the same limit as the conversations
+    // return the number of bytes of a slot's cells, which conversations can use after the slot has freed the cells
+    // The number is 0 without `--cache-ram budget`, because cells then have no limit in common with conversations.
     size_t n_bytes_cells(const server_slot_view & slot) const;
 
-    // drop entries and checkpoints of at least n_bytes, if possible, so that the cells can use this part of --kv-budget
-    // return the bytes of conversations that count in --kv-budget after that
-    // Checkpoints of slots with a task stay, because the cells also grow while such a checkpoint is read.
+    // drop entries and checkpoints of at least n_bytes bytes, if possible, so that the cells can use these bytes of --kv-budget
+    // Checkpoints of slots with a task stay, because the cells can grow while such a checkpoint is being read.
+    // return the number of bytes that --kv-budget counts for the remaining conversations
     size_t reclaim(size_t n_bytes);
 
-    // return true if n_bytes_more bytes can be added without exceeding the limit
+    // return true if n_bytes_more bytes can be added without exceeding limit(n_bytes_freed)
     bool fits(size_t n_bytes_more, size_t n_bytes_freed = 0) const;
 
-    // drop entries and checkpoints until n_bytes_more bytes can be added without exceeding the limit
-    // return false if that is not possible
+    // drop entries and checkpoints until n_bytes_more bytes can be added without exceeding limit(n_bytes_freed)
+    // return false if dropping cannot make enough room
     bool make_room(size_t n_bytes_more, size_t n_bytes_freed = 0);
 
     // drop the least valuable entry or checkpoint. return false if nothing can be dropped
