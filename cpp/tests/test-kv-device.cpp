@@ -1,6 +1,6 @@
-// Unit tests of device memory in pages (ggml-pages.h). They run on every real device with pages, and on the fake device, on whose
-// rules other tests depend
-// test-kv-cuda.cpp tests the failures of CUDA's implementation.
+// Unit tests of device memory in pages (ggml-pages.h), on the fake device and on every real device that has pages
+// On the fake device, they also check the rules that the device enforces, because other tests depend on these rules.
+// test-kv-cuda.cpp tests how CUDA's implementation (ggml-cuda/pages.cu) handles failures of the driver.
 
 #include "../tools/kv-check/fake-device.h"
 
@@ -171,7 +171,8 @@ static void test_memory(const device & d) {
 
 #ifndef _WIN32 // a driver on Windows uses host memory instead of failing
     if (ggml_backend_dev_type(d.dev) == GGML_BACKEND_DEVICE_TYPE_GPU) {
-        // allocate most of the memory at once, because single pages would be slow
+        // Allocate most of the free memory as one buffer, so that little is left for pages. Mapping all of it page by page
+        // would be slow.
         const size_t n_free = n_bytes_free(d.dev);
         const size_t n_keep = std::max<size_t>(4*n_pages*d.page_size, 256 << 20);
         const auto   rest   = n_free > n_keep ? alloc(d, n_free - n_keep) : nullptr;
@@ -187,7 +188,7 @@ static void test_memory(const device & d) {
 }
 
 //
-// the rules of the fake device on which other tests depend
+// rules that the fake device enforces, for example the limit of its memory. Other tests depend on these rules
 //
 
 static void test_plain(const device & d) {
@@ -275,7 +276,9 @@ static void test_faults(const device & d) {
     }
 }
 
-// run a kernel that reads rows, of which the last one ends at the end of a page, or before it
+// test that kernels read the padding, which are the bytes after the last row
+// Only the first of two pages is mapped. The rows of the kernel end n_after bytes before the end of that page. The kernel must
+// fault unless the whole padding is in the mapped page.
 static void test_faults_padding(const device & d) {
     ggml_context_ptr ctx(ggml_init({ 16*ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
 

@@ -1,10 +1,13 @@
-// Checks flash attention on the CPU with every pair of types of K and V, against a reference in double precision.
+// Checks flash attention on the CPU with pairs of types of K and V, against results in double precision.
 //
-// Each case runs twice: with the reference path of upstream (use_ref), and with the fast paths of the patch cpu-flash-attn.
-// Upstream uses the reference path for all types except F16 and F32. The error of the fast paths must not be larger than the
-// error of the reference path, and not larger than rounding to F32. K in F32 with V of another type than F16 has only the reference
-// path, whose error is the smallest then. Rows that no query sees contain NaN, because memory there may
-// be unmapped in a KV cache.
+// The test skips F16 with F16 and F32 with F32, for which upstream has fast paths. For all other pairs, upstream has only a
+// slow path. Each case runs twice: with that slow path (use_ref), and with the fast paths of the patch cpu-flash-attn. The
+// error of a fast path must not exceed the error of the slow path, nor the error that F32 arithmetic can have (max_nmse).
+//
+// For K in F32 with V of another type than F16, the patch keeps the slow path. There, the slow path already multiplies in F32,
+// and its error is smaller than the error of the fast paths.
+//
+// Rows that no query sees contain NaN, because the memory of such rows may be unmapped in a KV cache.
 
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -22,7 +25,7 @@
 #include <string>
 #include <vector>
 
-// minimum number of queries (rows of Q) for which the path for prompts is used
+// minimum number of queries (rows of Q) per stream from which on the fast path for prompts is used
 static constexpr int64_t n_rows_tiled = 64;
 
 // number of rows of K and V in a tile. The rows of a tile are read together
@@ -90,7 +93,7 @@ static const test_shape shapes[] = {
     { "prompt, streams",       64,  64,   4,   2,  64,  130, 3, MASK_CAUSAL },
 };
 
-// return random numbers that are the same on every platform, roughly normal with a deviation of 1
+// return random numbers that are the same on every platform, roughly normal with a standard deviation of 1
 static float random_normal() {
     float sum = 0.0f;
     for (int i = 0; i < 3; ++i) {
@@ -160,7 +163,7 @@ struct test_op {
         }
     }
 
-    // return a scale with which the logits have a deviation of 2
+    // return a scale with which the logits have a standard deviation of 2
     float scale() const {
         return 2.0f/std::sqrt((float) shape.DK);
     }
@@ -272,7 +275,8 @@ struct test_op {
                             continue;
                         }
 
-                        // Eight sums can be vectorized. The compiler must not change the order of the additions of a single sum.
+                        // Use eight separate sums, which the compiler can vectorize. It may not change the order of the
+                        // additions of one sum.
                         double sums[8] = {};
                         for (int64_t d = 0; d < shape.DK; d += 8) {
                             for (int64_t i = 0; i < 8; ++i) {

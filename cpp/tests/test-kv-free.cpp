@@ -72,14 +72,14 @@ int main() {
         }
 
         for (int k = 0; k < 100 && n_failed == 0; ++k) {
-            // let 16 descriptor sets refer to three buffers
+            // use 16 descriptor sets. Each set refers to the three tensors of an operation: two inputs and one result
             auto freed = compute(backend.get(), true, 16, name);
 
-            // use other descriptor sets after that
+            // run another graph, which uses other descriptor sets
             const auto other = compute(backend.get(), true, 1, name);
 
-            // free the three buffers, and let other objects use their memory. Then use the 16 sets for
-            // operations with only two buffers
+            // Free the buffer of these tensors, and let other objects use its memory. Then use these descriptor sets again,
+            // for operations with only two tensors. The third entry of a set may still refer to the freed buffer.
             freed.reset();
 
             std::vector<std::unique_ptr<char[]>> heap;

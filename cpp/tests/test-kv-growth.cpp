@@ -61,8 +61,8 @@ static void test_smallest() {
     check_eq("exact",                          768,    g.smallest(512));
     check_eq("capped",                         131072, g.smallest(200000));
 
-    // smallest(n_need) must have room for n_need cells. Unless it is the maximum, it must be larger than n_need
-    // after rounding n_need up to a multiple of 256
+    // In a storage of smallest(n_need) cells, a batch must be able to use n_need cells. Unless this size is n_max, it must be
+    // larger than n_need rounded up to a multiple of 256.
     for (uint32_t n_need = 1; n_need <= 131072; n_need += 61) {
         const uint32_t n = g.smallest(n_need);
         if (g.usable(n) < n_need || (n < g.n_max && (n_need + 255)/256*256 >= n)) {
@@ -156,7 +156,8 @@ static void test_shrink() {
     check_eq("in place: less than 512 cells",             512,   p.shrink(512, 0, 0));
     check_eq("in place: 512 cells",                       256,   p.shrink(768, 0, 0));
 
-    // a shrink keeps all required rows, and the next growth does not undo it
+    // shrink() must keep at least the first n_keep cells, and at least 256 cells. If it shrinks the storage, it must free at
+    // least a quarter of the cells, so that the next growth does not undo the shrink.
     for (const auto & g : { c, p }) {
         for (uint32_t n_cur = 256; n_cur <= 131072; n_cur += 256) {
             for (uint32_t n_keep = 0; n_keep <= n_cur; n_keep += 97) {

@@ -1,5 +1,6 @@
 // Unit tests of the storage of the dynamic KV cache when host memory runs out
-// Each small allocation (operator new) fails, alone or with all later ones. Either the request succeeds, or nothing has changed.
+// In each run, another small allocation (operator new) fails, either alone or together with all later allocations. The request
+// must then either succeed, or change nothing.
 
 #include "../src/llama-kv-limits.h"
 
@@ -58,7 +59,8 @@ extern "C" const char * __lsan_default_suppressions();
 extern "C" const char * __lsan_default_suppressions() { return "leak:ggml_backend_alloc_ctx_tensors_from_buft"; }
 
 // make the next commit query the free memory of the system, because the query allocates host memory and can fail
-// llama_kv_limits_allow() repeats the query only if the memory of its last result is almost used up. So use most of it up.
+// llama_kv_limits_allow() subtracts each allowed size from the result of the last query, and repeats the query only if little
+// is left. So let llama_kv_limits_allow() subtract all except 1 MiB.
 static void look_next_time() {
     const size_t n_left = llama_kv_limits_available();
 
@@ -153,7 +155,7 @@ static void test_grow(const config & cfg) {
     });
 }
 
-// test that rows are freed without memory. Pages that could not be freed must be freed with the next change of the size
+// free rows while small allocations fail. Pages that could not be freed must be freed with the next change of the size
 static void test_shrink(const config & cfg) {
     each_allocation(cfg.name() + ": gives back", [&](long n, bool once, const std::string & what) {
         cache c(cfg, GGML_TYPE_F16);

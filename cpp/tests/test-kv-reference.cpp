@@ -1,4 +1,4 @@
-// Unit tests of the reference with which kv-check compares a change of types
+// Unit tests of reference.h, with which kv-check computes the expected result of a change of types
 
 #include "../tools/kv-check/reference.h"
 
@@ -138,7 +138,8 @@ static void test_states() {
     wrong.push_back(0);
     check(!state_difference(to, wrong).empty(), "a longer state differs");
 
-    // MLA has no V, and no rotation, whatever the header contains
+    // A cache of MLA has no V. A change of types does not rotate its cells, even if the block size of the rotation in the
+    // header changes (0 to 64).
     const made_state mla_f16(GGML_TYPE_F16,  0,  k, {});
     const made_state mla_q8 (GGML_TYPE_Q8_0, 64, k, {});
     const auto mla = state_convert(state_parse(shape, mla_f16.data), state_parse(shape, mla_q8.data), types);

@@ -29,7 +29,7 @@ inline std::vector<char> converted(const char * data, int64_t n, ggml_type from,
     return res;
 }
 
-// convert lines as a graph does: read all lines before the first write
+// convert the lines of a tensor (llama_kv_lines) as a graph does: read all lines before the first write
 inline void convert(const llama_kv_lines & from, const llama_kv_lines & to, bool) {
     check(from.n == to.n && from.n_lines == to.n_lines, "lines agree");
     check(from.n_lines <= llama_kv_n_lines(from.t->type, from.n, LLAMA_KV_CONVERT_ELEMENTS), "no more lines than fit");

@@ -97,7 +97,7 @@ struct cache {
         return res;
     }
 
-    // call f(tensor, id) for K and V of each layer. The test can access the mapped memory of these devices
+    // call f(tensor, id) for K and V of each layer. f may access mapped rows by pointer, because a fake device has host memory
     template <typename F>
     void each(F && f) {
         int id = 0;
@@ -111,7 +111,7 @@ struct cache {
         return (char *) t->data + s*t->nb[2] + i*t->nb[1];
     }
 
-    // return the content of a row. There are 211 different rows of each type and size
+    // return the content that fill() writes to a row. There are 211 different contents for each type and size of a row
     static const std::vector<char> & pattern(const ggml_tensor * t, int id, int64_t s, int64_t i, int version) {
         static std::map<std::tuple<ggml_type, int64_t, int>, std::vector<char>> rows;
 
@@ -210,7 +210,8 @@ static void test_rows() {
 
         check(c.storage->clear(0) && c.is_zero(0, 0, 256) && !c.storage->has(0, 256) && c.is_filled(1, 0, 700), "rows: a stream is cleared");
 
-        // a stream keeps as many rows as the longest stream, if it had that many before
+        // rest() keeps as many rows of stream 0 as of stream 1, which is the longest stream, because stream 0 had that many
+        // before
         check(c.storage->try_resize(rows_of(c, { 2048, N_MAX }), {}), "rows: more");
         auto used = c.storage->rows().none();
         used.add(1, 600, 700);
@@ -273,7 +274,9 @@ static void test_random() {
     }
 }
 
-// test kernels that use a head as a row. They read bytes after the head, although no bytes after a row of all heads are read
+// test that the bytes after the last row exist for kernels that use a single head of K as a row
+// Such a kernel reads bytes after the head (padding). A kernel that uses all heads of a cell as one row reads no bytes after
+// that row here.
 static void test_heads() {
     ggml_backend_dev_t dev = fake_device_add(LARGE, PAGE);
 
@@ -323,8 +326,8 @@ static void test_types(ggml_type from, ggml_type to, int64_t n_stream, memory ho
     const bool   is_wider = ggml_row_size(to, N_EMBD) > ggml_row_size(from, N_EMBD);
     const size_t n_before = n_bytes_free(dev);
 
-    // the least memory for a change of types: two pages, one page per stream, and the rows that are converted at a time (2048
-    // rows of V)
+    // the least memory for a change of types: two pages, one page per stream, and the rows that are converted in one step
+    // (2048 rows of V)
     const size_t n_least = PAGE*(2 + n_stream) + ggml_row_size(to, LLAMA_KV_CONVERT_ELEMENTS);
 
     ggml_backend_buffer_ptr others;
@@ -408,7 +411,8 @@ int main() {
         }
     }
 
-    // smaller types: the memory that each part frees suffices, even if other programs take the rest
+    // narrower types, while other programs allocate the device memory that set_types() frees: set_types() fails, and all rows
+    // are lost
     test_types(GGML_TYPE_F16,  GGML_TYPE_Q8_0, 3, memory::stolen);
     test_types(GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, 3, memory::stolen);
 

@@ -202,8 +202,8 @@ struct cache {
                 if (t->ne[1] != storage->n_rows() || !ggml_is_contiguous(t)) {
                     return false;
                 }
-                // the type of the buffer and the names must stay the same, because states in device memory and the split modes
-                // depend on them
+                // A growth must keep the buffer type and the names of the tensors. States in device memory and the split modes
+                // (`--split-mode`) depend on them.
                 if (ggml_backend_buffer_get_type(t->buffer) != buft) {
                     return false;
                 }
@@ -348,7 +348,8 @@ static void test_fail(const config & cfg, int * n_alloc) {
 
             check(c.storage->n_rows() == n_cells, what + ": keeps its size");
 
-            // each layer that had grown has a buffer of the old size, in addition to the first buffer for all layers
+            // After the undo, each layer that had grown has its own buffer of the old size. The first buffer, which all layers
+            // share, can still exist.
             check(c.size_bufs() <= size + i_fail*size/cfg.n_layer + size_slack(cfg), what + ": gives back");
             check_data(c, n, what);
 
@@ -413,8 +414,8 @@ static void test_device_takes_no_larger_tensor() {
 }
 
 // test that a change of types leaves memory for other allocations
-// Wider types are refused. Narrower types stay in the first buffer, which all layers share, because it could be freed only after
-// the last layer has moved.
+// A change to wider types is refused. After a change to narrower types, all cells stay in the first buffer, which all layers
+// share. The reason is that this buffer could be freed only after the last layer has moved to a new buffer.
 static void test_types_on_a_full_device() {
     const config cfg = { GGML_TYPE_F16, GGML_TYPE_F16, false, true, 1, 3, place::device };
 

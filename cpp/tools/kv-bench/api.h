@@ -6,14 +6,14 @@
 
 #include <string>
 
-// The functions of a libllama that kv-bench calls. It is the linked library, or the library of another build that is loaded in
-// addition.
+// Lists the functions of libllama that kv-bench calls. They are in the linked libllama, or in a libllama that llama_api_load()
+// loads, which can be from another build.
 //
-// A second libllama with the same name and symbols is loaded into a namespace of its own (dlmopen(), glibc), with its own ggml
-// and C library. So it shares nothing with the first one.
+// llama_api_load() loads each libllama into a new namespace (dlmopen(), glibc), together with its own ggml and C library. So
+// two libraries with the same name and symbols share nothing.
 //
-// Rejected: two processes that take turns. Each process has its own core, scheduler queue and weights, whose effect exceeds the
-// measured difference.
+// Rejected: two processes that take turns. Each process has its own core, scheduler queue and weights. These change the speed
+// by more than the difference that is measured.
 // Rejected: dlopen() with RTLD_DEEPBIND. Both libraries would share ggml, which a patch may change.
 //
 // Both libraries must be built from the same version of upstream, because llama_context_params must be the same struct.
@@ -56,8 +56,8 @@ struct llama_api {
 };
 
 // let malloc() map large buffers, such as ggml's work buffer (a new uint8_t[])
-// On the heap, such a buffer begins at any multiple of 16 bytes. By chance, this makes a prompt 20 % slower or faster (measured
-// with AVX-512). A mapped buffer always begins at the same offset in a page.
+// On the heap, such a buffer begins at any multiple of 16 bytes. Depending on this address, a prompt is 20 % slower or faster
+// (measured with AVX-512). A mapped buffer always begins at the same offset in a page.
 void llama_api_map_large_buffers(const llama_api & api);
 
 llama_api llama_api_linked();

@@ -1,12 +1,12 @@
 #pragma once
 
-// One model and one context of a libllama, and the calls whose time is measured.
+// Loads a model and creates a context with a given libllama, and measures the time of calls.
 //
 // While a cache is filled, attention over the long context would make each batch slow, although this time is not measured. So
 // each batch is decoded as a sequence of its own, at its positions in the whole context. Then it is moved to sequence 0
 // (seq_cp, seq_rm). llama_decode() computes and writes every row into the same cells as for a prompt, and the cache grows at
-// the same places. There is only one difference: a token does not see the tokens of other batches, and the backend skips
-// masked cells.
+// the same places. Only attention differs: a token does not see the tokens of other batches. Their cells are masked, and the
+// backend skips masked cells.
 
 #include "api.h"
 #include "args.h"

@@ -4,8 +4,9 @@
 
 #include <cstdint>
 
-// The shortest time in which the machine could make a growth. Each measured growth is compared with it. The same bytes are
-// copied and added once without a cache, right after the growth. So other load of the machine affects both times.
+// The shortest time in which the machine could make a growth. kv-bench compares the time of each growth with this shortest
+// time. Right after the growth, limit_growth() copies and adds the same numbers of bytes without a cache. So other load of the
+// machine affects both times.
 struct growth_limit {
     double memcpy_seconds = 0.0; // time to copy the copied bytes into untouched memory
     // time to add the added bytes: in host memory, the system maps fresh memory. on a device, memory is allocated and zeroed

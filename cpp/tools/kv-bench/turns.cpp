@@ -88,7 +88,7 @@ class turns {
         }
     }
 
-    // decode n batches in the two contexts in turn, without a gap, so that the cache grows as usual
+    // decode n consecutive batches in each of the two contexts, in turn. The cache grows between these batches as usual
     void decode(const char * kind, bench_context & test, bench_context & base, uint32_t n, uint32_t n_tokens) {
         for (uint32_t i = 0; i < n; ++i) {
             pair(kind, [&] { return test.decode(n_tokens); }, [&] { return base.decode(n_tokens); });

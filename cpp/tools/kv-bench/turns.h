@@ -5,9 +5,9 @@
 // The result is processor time, so use one thread. Other load on caches and clocks affects both calls of a pair, and the
 // context that is called first alternates.
 //
-// One difference remains, the addresses of each context's memory. Their effect exceeds the measured difference, and it is the
-// same for all pairs of a round. So both contexts are created again in every round, and the context that is created first
-// alternates. When you evaluate the pairs, treat each round as one observation.
+// One difference remains: the memory of the two contexts is at different addresses. The addresses change the speed by more than
+// the difference that is measured, and by the same amount in all pairs of a round. So both contexts are created again in every
+// round, and the context that is created first alternates. When you evaluate the pairs, treat each round as one observation.
 
 #include "context.h"
 

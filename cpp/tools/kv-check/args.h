@@ -71,7 +71,7 @@ struct kv_check_params {
     bool kv_dynamic = false; // the context that --memory creates has a dynamic cache
     bool no_alloc   = false; // with --memory: measure only, without allocating, as --fit does
 
-    // set by main() if the static cache works only with a limited number of positions
+    // shorter sequences. set by main() if the model aborts at positions beyond those that it was trained for
     bool fallback = false;
 };
 

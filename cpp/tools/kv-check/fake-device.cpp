@@ -368,8 +368,9 @@ static void touch_rows(const ggml_tensor * t) {
 }
 
 // read the last byte of a tensor's padding, as a kernel does. If its page has no memory, the process ends here
-// In attention, the tensor is a view whose rows are single heads. So the view has another padding than the whole tensor.
-// If the padding ends after the buffer, it is not read, because that memory is always inaccessible.
+// In attention, the tensor is a view whose rows are single heads. So the padding of the view differs from the padding of the
+// whole tensor, and the function uses the larger one. If the padding ends after the buffer, the function reads nothing, because
+// memory after the buffer is always inaccessible.
 static void touch_padding(const ggml_tensor * t) {
     const fake_memory & memory = memory_of(t->buffer);
 
@@ -379,8 +380,9 @@ static void touch_padding(const ggml_tensor * t) {
     }
 }
 
-// return true if a quantized tensor that is copied begins at an aligned address. Vulkan requires that in a plain buffer (a single
-// page). In a buffer with several pages, the function accepts any address
+// return true if a kernel can copy from or to this tensor
+// In a plain buffer (a single page), a quantized tensor must begin at an aligned address, as Vulkan requires. The function
+// accepts any address in a buffer with several pages, and any address of a tensor that is not quantized.
 static bool is_copied_right(const ggml_tensor * t) {
     return !ggml_is_quantized(t->type) || memory_of(t->buffer).mapped.size() > 1 ||
         ((const char *) t->data - memory_of(t->buffer).base) % buft_alignment(t->buffer->buft) == 0;
@@ -471,7 +473,8 @@ static ggml_backend_t dev_init(ggml_backend_dev_t dev, const char * params) {
 }
 
 // return true if the CPU backend supports the operation, with the exceptions below
-// That backend checks the types of buffers only for weights in a special order, so it accepts tensors of the fake device.
+// The CPU backend checks buffer types only to detect weights that it has reordered (extra buffer types). So it accepts tensors
+// in buffers of the fake device.
 static bool dev_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
     const bool is_lacking =
         (op->op == GGML_OP_FLASH_ATTN_EXT && op->src[1]->type != GGML_TYPE_F16) ||

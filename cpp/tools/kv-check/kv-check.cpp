@@ -42,7 +42,8 @@ static run_result compare_sides(const kv_check_params & params) {
     return res;
 }
 
-// choose shorter sequences for a model that aborts at positions beyond those that it was trained for, with either cache
+// choose shorter sequences for a model that aborts at positions beyond those that it was trained for
+// Such a model aborts with the static and with the dynamic cache.
 // Several shorter sequences in one stream still fill a cache. return false if the model needs no shorter sequences.
 static bool use_fallback(const kv_check_params & params, const run_result & res, kv_check_params & shorter) {
     if (res.status != "static-fails" || params.n_seqs != 1 || res.checks.front().n_decodes == 0) {

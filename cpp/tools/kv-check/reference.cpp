@@ -22,8 +22,8 @@ size_t state_part::data() const {
 // structure
 //
 
-// indices of the caches of DSV4: two caches with cells, then the compressed keys of its two kinds of compressed attention
-// (CSA, HCA) and of the indexer
+// indices of the caches of DSV4. Caches 0 and 1 have cells. Caches 2 and 3 contain the compressed keys of the two kinds of
+// compressed attention (CSA, HCA), and cache 4 contains the compressed keys of the indexer
 static constexpr uint32_t dsv4_compressed = 2;
 static constexpr uint32_t dsv4_indexer    = 4;
 
@@ -60,8 +60,9 @@ bool is_cell_type(int32_t type) {
 }
 
 // splits a saved state into parts
-// A state does not record whether a cache has V, nor whether its cells have more than a position. So the parser tries each form.
-// It checks types, sizes, sequences, and that it reaches exactly the end. These checks are strict enough that only one form fits.
+// A state does not record whether a cache has V, nor which bytes of a cell follow its position. So the parser tries each
+// combination of the two. It checks types, sizes and sequences, and that the last part ends exactly at the end of the state.
+// These checks are so strict that only one combination fits.
 class parser {
   public:
     parser(const state_shape & shape, state_parts & out) : shape(shape), out(out) {}
@@ -424,13 +425,14 @@ void hadamard(std::vector<float> & values, uint32_t n) {
 // conversion
 //
 
-// return true if the model's graphs rotate K or V of a cache. A block size in the header of the cache does not prove that
-// The rules depend on the architecture. The check retype-basis tests them, with a model's answers over converted cells.
+// return true if the model's graphs rotate K or V of a cache
+// The header of a cache can contain the block size of a rotation although the graphs do not rotate. So use rules that depend on
+// the architecture. The check retype-basis tests these rules, with a model's answers over converted cells.
 static bool graphs_rotate(const state_parts & state, const state_part & part) {
     if (state.arch == "deepseek4") {
         return true;
     }
-    // upstream has no rotation for a state with two caches and recurrent states
+    // upstream does not rotate the cells of a model that has two caches and recurrent states
     if (state.windowed_hybrid) {
         return false;
     }
@@ -438,8 +440,8 @@ static bool graphs_rotate(const state_parts & state, const state_part & part) {
     if (part.cache == 1 && (state.arch == "minimax-m3" || state.arch == "qwen4exp")) {
         return false;
     }
-    // If the cache has no V, it belongs to MLA or to the indexer of a model with MLA. Its rotation is the same for every type, so
-    // a change of types does not rotate.
+    // A cache without V belongs to MLA, or to the indexer of a model with MLA. The rotation of such a cache is the same for
+    // every type, so a change of types does not change its rotation.
     return std::any_of(state.parts.begin(), state.parts.end(), [&](const state_part & p) {
         return p.is_v && p.cache == part.cache;
     });

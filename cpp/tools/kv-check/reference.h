@@ -58,7 +58,7 @@ struct state_parts {
 // throws std::runtime_error if llama_state_get_data() cannot have written these bytes for a context of this shape
 state_parts state_parse(const state_shape & shape, std::vector<uint8_t> data);
 
-// how to find out whether a saved cache is stored in a rotated basis
+// rule that decides whether the cells of a saved cache are rotated (stored in a rotated basis)
 enum class basis {
     by_graph, // rotated if the graphs of the architecture rotate
     by_type,  // rotated if the header of the state says so, whether the graphs rotate or not

@@ -59,7 +59,8 @@ int64_t resident_bytes() {
 }
 
 int64_t resident_bytes_of_pages() {
-    // with a sanitizer, the result is unknown, because the memory of a sanitizer has no huge pages either
+    // With a sanitizer, the result is unknown. This function identifies a KV cache by the flag `nh` (no huge pages), and the
+    // memory of a sanitizer also has this flag.
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     FILE * file = fopen("/proc/self/smaps", "r");
     if (file == nullptr) {

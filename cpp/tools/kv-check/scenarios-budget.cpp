@@ -104,8 +104,8 @@ void retype_by_hand(session & c, const std::vector<ggml_type> & ladder, const ce
 }
 
 // decode until all n cells are used, or until the budget refuses a batch, and compare each answer
-// is_tight: the budget has no room for larger compute buffers. So a change to smaller types may make no room, because the
-// compute buffers can grow by more bytes than the cells free
+// is_tight: the budget has no room for larger compute buffers. So a change to smaller types may not make enough room, because
+// the compute buffers can grow by more bytes than the change frees
 void step_down(
         side & s, session & is, session & other, const memory_budget & budget, bool is_tight, const std::vector<ggml_type> & ladder, uint32_t n_batch, uint32_t n) {
     // with growth by copy, a growth can still fail after a change of types that should make enough room. The types then change

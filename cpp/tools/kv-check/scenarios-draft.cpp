@@ -1,5 +1,5 @@
-// Checks of two kinds of drafts: a model without cells that reads the storage of its target while the storage moves
-// (gemma4-assistant), and the MTP layer of a model, whose context has cells of its own.
+// Checks two kinds of drafts. The first kind (gemma4-assistant) has no cells: it reads the cells of its target, whose storage
+// moves when it grows. The second kind is the MTP layer of a model, whose context has cells of its own.
 
 #include "scenarios.h"
 
@@ -135,7 +135,7 @@ void kv_check_draft(side & s) {
     session       target(s, sp, "target");
     draft_session d(s, sp, target, "draft");
 
-    // let the target grow between two drafts: during generation, in a prompt, and for a restored state
+    // let the target grow between two drafts: during generation, in a prompt, and when it restores a state
     target.fill(200);
     d.draft();
     const auto small = target.state_get();

@@ -1,8 +1,8 @@
-// Checks in which memory runs out while the cache grows. --fail selects the allocation that fails, --limit the memory that the
-// system still provides.
+// Checks what happens if memory runs out while the cache grows. `--fail` selects the allocations that fail. `--limit` limits
+// the memory that the process can still allocate.
 //
-// The return code of the failed batch is not compared, because no batch fails with a static cache. The state after it is
-// compared: the old cells are unchanged, and everything that fits is decoded.
+// The return code of the failed batch is not compared, because no batch fails with a static cache. The state after the failed
+// batch is compared: the old cells are unchanged, and everything that fits is decoded.
 
 #include "scenarios.h"
 #include "short-of-memory.h"
@@ -123,10 +123,10 @@ after_late_state try_late_state(side & s, const session_params & sp, late_state 
     return res;
 }
 
-// read a state while a copied sequence (llama_memory_seq_cp) waits for memory for its rows
-// Either the result equals the result with enough memory, or the read is refused and the copied sequence is intact. The read may
-// not be refused if its target is the copied sequence, which it replaces. It may not be refused either if its target is a third
-// sequence, neither the source of the copy nor the copied one.
+// save or read a state while a copied sequence (llama_memory_seq_cp) waits for memory for its rows
+// Either the result equals the result with enough memory, or the call is refused and the copied sequence is intact. A read must
+// succeed for two targets: the copied sequence, which the state replaces, and a third sequence. The third sequence is neither
+// the source of the copy nor the copied sequence.
 void late_copy_state(side & s, const session_params & sp) {
     if (!s.dynamic) {
         return;
@@ -170,7 +170,7 @@ void late_copy_rows(side & s, session_params sp) {
 
     sp.n_cells = 2048;
 
-    // return the logits of the copy, and of another sequence that is decoded at the place of the source
+    // return the logits of the copied sequence, and of a new sequence 0, which replaces the source of the copy
     const auto logits_of = [&](bool is_short) -> std::vector<float> {
         session c(nowhere, sp, "copy, rows");
 
@@ -247,8 +247,8 @@ void kv_check_no_memory(side & s) {
     a.fill(n_before + 200);
     const auto state = a.state_get();
 
-    // With a window, a failed batch has removed old positions. Recurrent layers cannot roll back. So such models do not continue
-    // from the old positions.
+    // After a failed batch, continue from the positions before the batch, except in two cases. With a window, the failed batch
+    // has removed old positions. Recurrent layers cannot roll back.
     const bool keeps = !s.is_recurrent && !s.is_hybrid && llama_model_n_swa(s.model) == 0;
 
     session c(s, sp, "short");

@@ -5,7 +5,7 @@
 // short enough that a static cache is never full.
 //
 // The limit is a random number of pages, and it changes. It is the limit of a budget, the memory of a fake device
-// (--fake-device), or the memory of the system, by failing allocations.
+// (`--fake-device`), or the memory of the system. To limit the memory of the system, the check lets allocations fail.
 
 #include "resident.h"
 #include "scenarios-types.h"
@@ -76,7 +76,7 @@ class memory_end {
     llama_memory_budget * budget() const { return what == BUDGET ? own.get() : nullptr; }
 
     // set the limit to the memory that is in use now, plus n_bytes
-    // If the limit is that of the system (SYSTEM), let all allocations fail instead.
+    // To limit the memory of the system (SYSTEM), let all allocations fail instead.
     // n_bytes_cells: bytes of the context's cells now
     void set(size_t n_bytes, size_t n_bytes_cells) {
         clear();
@@ -225,15 +225,17 @@ class walk {
     size_t             n_outside; // bytes of the devices that are free or used by cells of `is`
 
     bool in_place;
-    // the types of both contexts have changed. the cells of `twin` are in pages of host memory then, and a K-shift can enlarge
-    // the compute buffers
+    // the types of both contexts have changed. After that, the cells of `twin` are in pages of host memory, and a K-shift can
+    // enlarge the compute buffers
     bool has_retyped = false;
-    bool saves_all; // a state contains rows that are empty, but not rows that do not exist
-    // the model is an MSA: one of its caches has a V that is never written, so the bytes of its zeros depend on the type. Its
-    // batches may need larger compute buffers than were reserved for the worst case
+    // DSV4: a saved state contains every row that exists, also rows that are not used. `twin` has more rows than `is`, so the
+    // sizes of their states differ
+    bool saves_all;
+    // the model is an MSA. The V of one of its caches is never written and remains zero, and the bytes of a zero depend on the
+    // type. Batches of this model may need larger compute buffers than were reserved for the worst case
     bool is_msa;
-    // a copy or a shift is pending until the next batch. A batch that is refused still makes the copy or shift, but a batch
-    // that is skipped does not
+    // a copy or a shift is pending until the next batch. If `is` refuses that batch, `is` may still make the copy or shift.
+    // `twin` skips the batch, and does not make the copy or shift
     bool is_waiting = false;
 
     std::vector<saved_state> saved;
@@ -380,8 +382,9 @@ void walk::expect_no_more_than(const llama_memory_usage & before) const {
 // check that freed memory is returned
 // With growth in place, memory shrinks to the used cells, in blocks of 32 cells, plus one page per tensor at both ends of a
 // run of used cells. Memory is freed only if at least 512 cells and at least a quarter of all cells are unused
-// (llama_kv_growth::shrink). On a device, all rows below the last used row are kept. The number of these rows is unknown here,
-// unless no cell is used.
+// (llama_kv_growth::shrink).
+// On a device, all rows below the last used row are kept. This function does not know the number of these rows. So on a device,
+// it checks the number of cells only if no cell is used.
 void walk::expect_given_back(uint32_t n_shrink_before) const {
     if (!in_place || is_waiting || start.n_cells == start.n_cells_max) {
         return;

@@ -60,8 +60,8 @@ void kv_check_pages(side & s) {
 }
 
 // check rows without a cell, which belong to several positions each (DSV4)
-// Each stream has as many rows as the longest stream. The additional rows of a shorter stream must be zero. This includes the row
-// that was once the last one, which receives dummy writes.
+// Each stream has as many rows as the longest stream. The additional rows of a shorter stream must be zero. Dummy writes use
+// the last row of a stream. A row that was the last one before a growth must be zero, too.
 void kv_check_rows(side & s) {
     if (s.arch != "deepseek4") {
         throw check_skipped("each row has a cell");
