@@ -34,10 +34,9 @@ void llama_kv_converter::fit() {
     for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
         const size_t size = ggml_backend_sched_get_buffer_size(sched, ggml_backend_sched_get_backend(sched, i));
 
-        // use half of a compute buffer for the elements: each element is in it twice in f32, as it was read and after the
-        // rotation. The other half is for the inputs of the graph
+        // a compute buffer holds each element twice in f32: as it was read, and after the rotation
         if (size > 0) {
-            n_elements = std::min<int64_t>(n_elements, size/(4*sizeof(float)));
+            n_elements = std::min<int64_t>(n_elements, size/(2*sizeof(float)));
         }
     }
 }

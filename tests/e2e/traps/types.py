@@ -251,10 +251,4 @@ TYPES = (
         inplace("deepseek4-moe", RESTORE),
         RESTORE,
     ),
-    Trap(
-        "the compute buffers have no room for the inputs of a conversion",
-        Edit(CONVERT, "size/(4*sizeof(float))", "size/(2*sizeof(float))"),
-        inplace("llama-dense", "retype-budget", "--seqs", "3", "--unified", "-v"),
-        "log: the budget has no room for q8_0 and q8_0",
-    ),
 )
