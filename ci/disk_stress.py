@@ -90,7 +90,10 @@ class Place:
             yield server
 
     def written(self, name: str, model: Path, *args: str) -> list[Path]:
-        """Return a file for each chat, from a server with these arguments."""
+        """Write a file for each chat, and return the paths of the files.
+
+        For each chat, a new server with these arguments writes a file to its `--cache-disk`.
+        """
         disk = self.work / name
         files = []
         for chat in range(CHATS):

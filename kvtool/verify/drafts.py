@@ -24,7 +24,7 @@ MTP_TOY = "qwen35-dense"
 def draft_pair(work: Path) -> tuple[Path, Path]:
     """Write a target and its draft model, unless they exist, and return their paths.
 
-    Only tests of shared cells use them.
+    Only the tests of a draft that reads the cells of its target use these models.
     """
     keys = _keys(_DRAFT, embedding_length_out=_TARGET.embd, nextn_predict_layers=_DRAFT.layers)
     into, out = (_DRAFT.embd, 2 * _TARGET.embd), (_TARGET.embd, _DRAFT.embd)

@@ -86,7 +86,10 @@ def test_fixup_that_needs_later_patch(applied: Tiny, kvtool) -> None:
 
 
 def test_fixup_that_undoes_later_commit(applied: Tiny, kvtool) -> None:
-    """Use a fixup of an early patch that undoes a later commit. If both were squashed, nothing would remain."""
+    """Expect that a fixup of an early patch is refused if it undoes a later commit.
+
+    The later commit and the fixup together change nothing, so nothing would remain of the later patch.
+    """
     edit(applied, "src/a.cpp", "x + 6;", "x + 66;", "six")
     edit(applied, "src/a.cpp", "x + 66;", "x + 6;", "fixup! flag")
     refused(applied, kvtool, 3, "cannot be folded", "src/a.cpp")

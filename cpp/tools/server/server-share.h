@@ -61,7 +61,7 @@ private:
     // return true if the slot may copy a prefix from another slot
     bool can_take(const server_slot_view & slot) const;
 
-    // return the number of first tokens of a task that are in usable cells of `slot`. The task computes only its other tokens
+    // return the number of first tokens of a task that are in usable cells of `slot`, so that the task need not compute them
     // If the memory cannot be cut after these tokens, count the tokens of the last usable checkpoint of `slot`. update_slots()
     // counts in the same way.
     // is_other: true: another slot will run the task, and copies the cells of `slot`. false: `slot` will run the task
