@@ -9,7 +9,7 @@
 // On a machine with enough memory, a test has no other way to let an allocation fail at a chosen point.
 bool llama_kv_fault_alloc();
 
-// return the largest step, in bytes, by which a growth by copy may double the storage (see llama-kv-growth.h)
+// return the largest step of a growth by copy, in bytes. A smaller storage doubles its size instead (see llama-kv-growth.h)
 // The result is n_bytes_usual, or the value of LLAMA_KV_DYNAMIC_STEP=BYTES if this variable is set. A test sets a small value,
 // so that even a small cache becomes too large for doubling, and grows by the largest step.
 size_t llama_kv_fault_step(size_t n_bytes_usual);

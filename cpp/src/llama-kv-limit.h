@@ -26,7 +26,7 @@ public:
     // check whether one cache may have these rows instead of its current rows
     virtual bool fits_rows(const llama_kv_dynamic_cache & cache, const llama_kv_rows & rows) const { (void) cache; (void) rows; return true; }
 
-    // check whether the memory in use is within the limit. ahead: as for fits()
+    // check whether the memory in use is within the limit. `ahead` has the same meaning as in fits()
     virtual bool is_kept(bool ahead) const { (void) ahead; return true; }
 
     // return the bytes by which the compute buffers have grown since the first growth of a cache. 0: the limit does not count

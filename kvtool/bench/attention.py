@@ -11,9 +11,10 @@ of its pairs of calls. The number in brackets is the 95 % confidence interval of
 (`kvtool/bench/speed.py` has the formula). A round with two builds is two processes, because the library that is loaded
 first has an advantage.
 
-*Depth* is the number of tokens in the context before the calls. kv-bench fills the context up to this depth without the
-cost of attention (`cpp/tools/kv-bench/README.md` describes how), and does not measure this time. The plot shows tokens
-per second: the speed of f16, times the ratio of each type.
+*Depth* is the number of tokens in the context before the measured calls. kv-bench fills the context up to this depth
+without the cost of attention (`cpp/tools/kv-bench/README.md` describes how), and does not measure this time. The plot
+shows tokens per second. Each ratio was measured in pairs, so the line of a smaller type is the line of f16 multiplied
+by the ratio of that type to f16.
 """
 
 import statistics

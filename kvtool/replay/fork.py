@@ -73,10 +73,14 @@ def find_base(git: Git, head: str, lock: Lock, wanted: str | None) -> ForkBase |
     """Find the upstream state that a fork is based on: `wanted`, or else the newest one in the history of `head`.
 
     Returns None if the fork's repository has no tag or commit `wanted`, and the lock has no such tag. Raises UsageError
-    if `wanted` is None and the history shows no upstream commit. Raises UsageError also if `wanted` is a commit that is
-    not in the history of `head`. There are two exceptions, in which the base is returned without a commit: the
-    histories have no common commit, or a commit of the fork is similar to `wanted`. It is similar if it differs from
-    `wanted` in fewer than half as many files as upstream has changed since the last common commit.
+    if `wanted` is None and the history shows no upstream commit.
+
+    If `wanted` is a commit that is not in the history of `head`, the result depends on how the fork was made:
+
+    - The histories have no common commit: return a ForkBase whose commit is empty.
+    - A commit of the fork is similar to `wanted`: return the same. Upstream has changed n files from the last common
+      commit to `wanted`. A commit is similar if it differs from `wanted` in fewer than n/2 files.
+    - Otherwise: raise UsageError.
     """
     return _named_base(git, head, lock, wanted) if wanted else _newest_base(git, head, lock)
 

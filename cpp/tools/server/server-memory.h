@@ -28,10 +28,9 @@ bool server_memory_is_host(const common_params & params);
 // return true if the context has fewer than n_cells free cells
 bool server_memory_is_full(const llama_context * ctx, size_t n_cells);
 
-// return true if the context is empty and has memory for n_cells. Then an attempt to use n_cells that has failed now will also
-// fail later
-// Comparing n_cells with the number of free cells would not suffice, because the caches of a context can have different sizes
-// (with a sliding window).
+// return true if the context has no cells in use, and already has memory for n_cells
+// If an attempt to use n_cells has failed in such a context, it will also fail later, so the caller need not wait. The number of
+// free cells alone would not show this. The caches of a context can have different sizes (with a sliding window).
 bool server_memory_is_free(const llama_context * ctx, size_t n_cells);
 
 // return true if a sequence of n tokens has lost its cells, because a device failed during a change of types. ctx may be null
