@@ -75,12 +75,10 @@ def find_base(git: Git, head: str, lock: Lock, wanted: str | None) -> ForkBase |
     Returns None if the fork's repository has no tag or commit `wanted`, and the lock has no such tag. Raises UsageError
     if `wanted` is None and the history shows no upstream commit.
 
-    If `wanted` is a commit that is not in the history of `head`, the result depends on how the fork was made:
-
-    - The histories have no common commit: return a ForkBase whose commit is empty.
-    - A commit of the fork is similar to `wanted`: return the same. Upstream has changed n files from the last common
-      commit to `wanted`. A commit is similar if it differs from `wanted` in fewer than n/2 files.
-    - Otherwise: raise UsageError.
+    If `wanted` is a commit that is not in the history of `head`, there are two cases. If the histories have no common
+    commit, or if a commit of the fork is similar to `wanted`, return a ForkBase whose commit is empty. Otherwise, raise
+    UsageError. A commit is similar if it differs from `wanted` in fewer than n/2 files, where n is the number of files
+    that upstream changed from the last common commit to `wanted`.
     """
     return _named_base(git, head, lock, wanted) if wanted else _newest_base(git, head, lock)
 
