@@ -148,7 +148,7 @@ def test_results_are_printed_and_written(place: Path, capsys: pytest.CaptureFixt
     assert "first s" in capsys.readouterr().out
     assert {file.name for file in (place / "out").iterdir()} == {"serve.md", "serve.json", "serve.svg"}
     text = (place / "out/serve.md").read_text("utf-8")
-    assert "Each chat sends its next request" in text
+    assert "Each chat sends a fixed number of requests" in text
     assert (
         "3 chats of 2 turns, 500 tokens in common and 25 of their own a turn" in text and "![serve](serve.svg)" in text
     )
