@@ -10,17 +10,16 @@ It needs kvtool[bench].
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from pictures import record_and_draw
+
 from kvtool.bench import plots
 
-OUT = Path(__file__).resolve().parents[1] / "docs" / "results" / "bench"
-DATA = OUT / "budget.json"
 MIB = 2**20
 BUDGET, STEP, CELLS = 512, 512, 32768
 TYPES = {"f16": plots.BLUE, "q8_0": plots.ORANGE, "q4_0": plots.GREEN}
@@ -63,19 +62,11 @@ def draw(points: list[dict[str, Any]]) -> bytes:
     return files["budget.svg"]
 
 
-def main() -> None:
-    """Measure if programs are given, and draw the plot."""
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bin_dir", type=Path, nargs="?")
-    parser.add_argument("model", type=Path, nargs="?")
-    args = parser.parse_args()
-    if args.bin_dir and args.model:
-        points = measure(args.bin_dir / "kv-bench", args.model)
-        lines = ",\n".join(f" {json.dumps(point)}" for point in points)
-        DATA.write_text(f"[\n{lines}\n]\n", "utf-8", newline="\n")
-    (OUT / "budget.svg").write_bytes(draw(json.loads(DATA.read_text("utf-8"))))
+def record(bin_dir: Path, model: Path) -> str:
+    """Measure, and return the text of budget.json: a line for each point."""
+    lines = ",\n".join(f" {json.dumps(point)}" for point in measure(bin_dir / "kv-bench", model))
+    return f"[\n{lines}\n]\n"
 
 
 if __name__ == "__main__":
-    main()
+    record_and_draw("budget", __doc__, record, draw)

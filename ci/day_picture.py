@@ -13,7 +13,6 @@ answered, but not before three seconds. So the speed of the machine does not cha
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
@@ -26,12 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pictures import record_and_draw
+from turns import take_turn
+
 from kvtool.bench import plots
 from kvtool.verify.server import LlamaServer, llama_server
 from kvtool.verify.texts import prompt
 
-OUT = Path(__file__).resolve().parents[1] / "docs" / "results" / "bench"
-DATA = OUT / "day.json"
 MIB = 2**20
 CHATS, CLIENTS, HOUR_SECONDS, SEED = 40, 4, 3.0, 47
 BUDGET, DISK = 96, 1024
@@ -94,13 +94,8 @@ class Day:
         """Send one message of a chat, after the answer to the message before."""
         with self.locks[message.chat]:
             chat = self.chats[message.chat]
-            known = max(0, len(chat) - 1)  # the last token of an answer has no cell
             text = f" {prompt(len(chat) * CHATS + message.chat, message.words)}"
-            chat += self.server.post("/tokenize", {"content": text})["tokens"]
-            body = {"prompt": chat, "n_predict": PREDICT, "temperature": 0.0, "ignore_eos": True, "return_tokens": True}
-            answer = self.server.post("/completion", body)
-            self.answers.append((round(message.hour, 3), len(chat), answer["timings"]["cache_n"], known))
-            chat += answer["tokens"]
+            self.answers.append((round(message.hour, 3), *take_turn(self.server, chat, text, PREDICT)))
 
     def sample(self, hour: float) -> None:
         said = read_metrics(self.server)
@@ -167,20 +162,13 @@ def draw(data: dict[str, Any]) -> bytes:
     return files["day.svg"]
 
 
-def main() -> None:
-    """Measure if programs are named, and draw."""
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bin_dir", type=Path, nargs="?")
-    parser.add_argument("model", type=Path, nargs="?")
-    args = parser.parse_args()
-    if args.bin_dir and args.model:
-        data = measure(args.bin_dir / "llama-server", args.model)
-        parts = [",\n".join(f"  {json.dumps(row)}" for row in data[name]) for name in ("answers", "samples")]
-        text = '{{"totals": {},\n "answers": [\n{}\n ],\n "samples": [\n{}\n ]}}\n'
-        DATA.write_text(text.format(json.dumps(data["totals"]), *parts), "utf-8", newline="\n")
-    (OUT / "day.svg").write_bytes(draw(json.loads(DATA.read_text("utf-8"))))
+def record(bin_dir: Path, model: Path) -> str:
+    """Play the day, and return the text of day.json: a line for each answer and sample."""
+    data = measure(bin_dir / "llama-server", model)
+    parts = [",\n".join(f"  {json.dumps(row)}" for row in data[name]) for name in ("answers", "samples")]
+    text = '{{"totals": {},\n "answers": [\n{}\n ],\n "samples": [\n{}\n ]}}\n'
+    return text.format(json.dumps(data["totals"]), *parts)
 
 
 if __name__ == "__main__":
-    main()
+    record_and_draw("day", __doc__, record, draw)

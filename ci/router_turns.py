@@ -18,6 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from disk_stress import WARNING
+from turns import take_turn
+
 from kvtool import process
 from kvtool.verify.server import START_SECONDS, LlamaServer, free_port
 from kvtool.verify.texts import prompt
@@ -36,23 +39,13 @@ def chat(server: LlamaServer, names: list[str]) -> int:
     chats: dict[str, list[int]] = {name: [] for name in names}
     for turn in range(TURNS):
         for index, (name, tokens) in enumerate(chats.items()):
-            known = max(0, len(tokens) - 1)  # the last token of an answer has no cell
             begin = time.monotonic()
             text = f" {prompt(100 * turn + index, FIRST_WORDS if turn == 0 else WORDS)}"
-            tokens += server.post("/tokenize", {"content": text, "model": name})["tokens"]
-            body = {
-                "prompt": tokens,
-                "n_predict": PREDICT,
-                "temperature": 0.0,
-                "ignore_eos": True,
-                "return_tokens": True,
-            }
-            answer = server.post("/completion", {**body, "model": name})
-            twice = known - answer["timings"]["cache_n"]
+            said = take_turn(server, tokens, text, PREDICT, model=name)
+            twice = said.known - said.cached
             worst = max(worst, twice)
-            numbers = {"turn": turn, "prompt": len(tokens), "cached": answer["timings"]["cache_n"], "twice": twice}
+            numbers = {"turn": turn, "prompt": said.prompt, "cached": said.cached, "twice": twice}
             print(json.dumps({"model": name, **numbers, "seconds": round(time.monotonic() - begin, 1)}), flush=True)
-            tokens += answer["tokens"]
     return worst
 
 
@@ -73,7 +66,7 @@ def main() -> int:
             server.wait_ready(START_SECONDS)
             server.http.headers["Connection"] = "close"  # a router closes the connection after a forwarded answer
             worst = chat(server, [model.stem for model in given.models])
-            if "ignoring the conversation" in server.log:
+            if WARNING in server.log:
                 print("a server ignored a file")
                 return 1
     if worst > UBATCH:

@@ -23,7 +23,7 @@ from rich.console import Console
 from kvtool.console import drawn
 from kvtool.errors import VerifyError
 from kvtool.top.draw import draw
-from kvtool.top.reading import Slot
+from kvtool.top.reading import DEFAULT_URL, Slot
 from kvtool.top.server import Server
 from kvtool.top.view import View
 from kvtool.verify import models
@@ -32,7 +32,7 @@ from kvtool.verify.texts import FLAG, prompt
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "results" / "top.svg"
 WIDTH, LINES = 100, 20
-URL = "http://127.0.0.1:9931"  # printed in the picture, although the server uses another port
+URL = DEFAULT_URL  # printed in the picture, although the server uses another port
 WORDS = (200, 700, 1500)  # words of the prompts in the slots 0 to 2; slot 3 is erased
 
 

@@ -7,6 +7,7 @@ from kvtool import process
 from kvtool.console import Console
 from kvtool.options import BACKENDS, Env
 from kvtool.result import Result
+from kvtool.top.reading import DEFAULT_URL
 from kvtool.upstream import models
 
 _PROMPT = "The history of bread begins"
@@ -61,7 +62,7 @@ def run_commands(model: models.Published, file: Path, programs: Path | None) -> 
     commands = [] if programs else ["kvtool apply && kvtool build  # the programs are not built yet"]
     if model.is_chat:
         commands.append(command("a chat in this terminal", "llama-cli"))
-        commands.append(command("a server on http://127.0.0.1:9931", "llama-server"))
+        commands.append(command(f"a server on {DEFAULT_URL}", "llama-server"))
     else:
         commands.append(command("continue a text", "llama-completion", "-no-cnv", "-n", "200", "-p", _PROMPT))
     return (*commands, f"kvtool verify --model {model.name}  # compare it with a static cache")
