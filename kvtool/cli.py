@@ -217,13 +217,13 @@ def run(argv: list[str]) -> int:
         edge.error(err)
         return err.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        edge.error(_Interrupted("interrupted"))
+        edge.error(_Interrupted("interrupted", next_step="type the same command again; finished work is kept"))
         return _Interrupted.exit_code
     except Exception as err:
         # usage errors of the parser; typer may contain its own copy of click, so the class is not tested
         if hasattr(err, "format_message"):
             if message := err.format_message():
-                edge.error(usage(message, next_step=f"kvtool {verb} --help".replace("  ", " ")))
+                edge.error(usage(message, next_step=edge.again(f"kvtool {verb} --help".replace("  ", " "))))
             elif hasattr(err, "show"):
                 err.show()
             return usage.exit_code

@@ -8,9 +8,11 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import IO, TypeAlias, TypeVar
 
 from rich.console import Console as RichConsole
@@ -32,6 +34,7 @@ _R = TypeVar("_R")
 _QUIET_SECONDS = 10.0
 # commands that use the tree, so they get --tree; fetch, doctor and others do not
 _ON_TREE = re.compile(r"\bkvtool (apply|status|build|verify|package|bench|export|rebase|diff)\b(?! --help)")
+_COMMAND = re.compile(r"(?<![\w/.-])kvtool (?=[a-z])")
 _PLAIN = str.maketrans("█▓░", "#=.")  # characters of bars for a terminal without the block characters
 
 Line: TypeAlias = Sequence[tuple[str, str]]  # one line of a picture: pieces of text, each with its style for rich
@@ -91,8 +94,16 @@ class Console:
         process.on_command((lambda argv: self.aside(f"+ {process.quote(argv)}")) if verbose else None)
 
     def again(self, text: str) -> str:
-        """Return a text with the user's --tree and --project added to the kvtool commands in it."""
-        return _ON_TREE.sub(lambda command: command[0] + self._places, text)
+        """Return a text whose kvtool commands can be pasted.
+
+        The user's --tree and --project are added to the commands. If `kvtool` is not in PATH, the commands begin with
+        the path with which the user started it, for example .venv/bin/kvtool.
+        """
+        placed = _ON_TREE.sub(lambda command: command[0] + self._places, text)
+        started = Path(sys.argv[0])
+        if started.name != "kvtool" or shutil.which("kvtool"):
+            return placed
+        return _COMMAND.sub(lambda _command: process.quote([started]) + " ", placed)
 
     def step(self, text: str) -> None:
         """Print one step of the work to stderr, unless the user gave --quiet."""

@@ -168,6 +168,18 @@ def test_bisect_usage_error_exits_128(kvtool: Any, monkeypatch: pytest.MonkeyPat
     assert kvtool("bisect", "id", "--at", "HEAD").code == 128
 
 
+def test_next_command_names_program_outside_path(kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["my tools/bin/kvtool"])
+    monkeypatch.setenv("PATH", "")
+    said = console.Console(places=" --tree DIR").again("cd kvtool && kvtool init; kvtool build, then kvtool top")
+    tool = "'my tools/bin/kvtool'"
+    assert said == f"cd kvtool && {tool} init; {tool} build --tree DIR, then {tool} top"
+    assert f"next: {tool} build --help" in kvtool("build", "--nope").err
+    (tmp_path / "kvtool").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "next: kvtool build --help" in kvtool("build", "--nope").err
+
+
 def test_missing_and_non_utf8_places(tmp_path: Path) -> None:
     odd = tmp_path / os.fsdecode(b"odd-\xff")
     odd.mkdir()
