@@ -50,7 +50,7 @@ _TIMEOUT = 6 * 3600.0
 _NUMBER = r"\s*:?\s*(-?[\d.]+|-?nan|-?inf) ± +(-?[\d.]+|-?nan|-?inf)"
 _PERPLEXITY = re.compile(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)")
 _GROWN = re.compile(r"resizing KV cache from \d+ to (\d+) cells")
-_CHANGED = re.compile(r"requantizing KV cache")
+_CHANGED = re.compile(r"requantizing KV cache: .*\(([\d.]+) -> ([\d.]+) MiB\)")
 _RESERVED = re.compile(r"KV memory reserved = +([\d.]+) MiB")
 _STATISTICS = tuple(
     re.compile(name + _NUMBER)
@@ -267,9 +267,7 @@ class Perplexity:
             errors = [error / value for value, error in (perplexity, f16.perplexity)]
             log_ratio = math.log(perplexity[0] / f16.perplexity[0]), math.hypot(*errors)
         took, command = time.monotonic() - started, process.quote(argv)
-        return Loss(
-            kind.name, perplexity, log_ratio, divergence, same_top, budget, changes_in(output)[:2], command, took
-        )
+        return Loss(kind.name, perplexity, log_ratio, divergence, same_top, budget, changes_in(output), command, took)
 
     def _budgets(self, kinds: Sequence[Kind]) -> dict[str, int]:
         """Return, for each kind, the budget in MiB with which the first change of type is at `kind.at` cells.
@@ -317,7 +315,9 @@ def changes_in(log: str) -> tuple[int, ...]:
             if found and int(grown[1]) < cells:  # fewer cells than before: the next chunk began with an empty cache
                 break
             cells = max(cells, int(grown[1]))
-        elif _CHANGED.search(line):
+        elif changed := _CHANGED.search(line):
+            if float(changed[2]) > float(changed[1]):  # the empty cache of the next chunk has the type f16 again
+                break
             found.append(cells)
     return tuple(found)
 

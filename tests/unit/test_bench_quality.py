@@ -33,8 +33,8 @@ for chunk in range(int(arg("--chunks"))):
         while budget and (cells + 256) * sizes[left[0]] / 1024 + 2 > budget:
             if len(left) == 1:
                 sys.exit(1)
-            print("set_types: requantizing KV cache: K f16 -> ...", file=sys.stderr)
-            left.pop(0)
+            old, new = (sizes[each] * cells / 1024 for each in left[:2])
+            print(f"requantizing KV cache: {left.pop(0)} ({old:.2f} -> {new:.2f} MiB) in 4 ms", file=sys.stderr)
         print(f"grow: resizing KV cache from {cells} to {cells + 256} cells", file=sys.stderr)
         cells += 256
 if "--kl-divergence" in args:
@@ -109,6 +109,9 @@ def test_missing_model_is_refused(place: Path) -> None:
 
 
 def test_changes_end_with_the_first_chunk() -> None:
-    grow, change = "grow: resizing KV cache from 0 to {} cells", "set_types: requantizing KV cache: K"
-    log = [grow.format(512), change, grow.format(768), grow.format(512), change]
+    grow, change = "grow: resizing KV cache from 0 to {} cells", "requantizing KV cache: K f16 -> q8_0 ({} MiB) in 4 ms"
+    smaller, larger = change.format("11.25 -> 6.09"), change.format("3.05 -> 5.62")
+    log = [grow.format(512), smaller, grow.format(768), grow.format(512), smaller]
     assert changes_in("\n".join(log)) == (512,)
+    log = [grow.format(512), smaller, grow.format(768), smaller, grow.format(1024), larger, grow.format(512), smaller]
+    assert changes_in("\n".join(log)) == (512, 768)
