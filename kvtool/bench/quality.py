@@ -10,8 +10,9 @@ numbers are near 0, and if the percentage is near 100.
 If a cache changes its type within a chunk, a memory budget causes the change. The empty cache of the next chunk has the
 type f16 again. *In the middle* means that the type changes at the first scored token, so no token is scored with f16
 cells only. *Near the end* means that the type changes at the last quarter of the chunk. *Ladder* means that the type
-changes first to q8_0 and then to q4_0. Short runs find the budgets that cause these changes, because only the program
-knows when its compute buffers grow. *Changed at* is the number of cells that the cache has at each change.
+changes to q8_0 at the second quarter of the chunk, and to q4_0 when the cells reach the same budget again. Short runs
+find the budgets that cause these changes, because only the program knows when its compute buffers grow. *Changed at* is
+the number of cells that the cache has at each change.
 
 *Context shift* is the alternative to smaller types: llama.cpp forgets the older half of the conversation. It is
 measured as a static f16 cache of half the size. A real context shift loses at least as much, because it also moves the
@@ -45,11 +46,11 @@ HOW = (__doc__ or "").partition("\n\n")[2]
 PROGRAM = "llama-perplexity"
 CONTEXT, BATCH = 1024, 256
 CHUNKS, QUICK_CHUNKS = 98, 4  # 98 chunks of 1024 tokens are 100,352 tokens
-MIDDLE, NEAR_END = CONTEXT // 2, CONTEXT * 3 // 4
+QUARTER, MIDDLE, NEAR_END = CONTEXT // 4, CONTEXT // 2, CONTEXT * 3 // 4
 _TIMEOUT = 6 * 3600.0
 _NUMBER = r"\s*:?\s*(-?[\d.]+|-?nan|-?inf) ± +(-?[\d.]+|-?nan|-?inf)"
 _PERPLEXITY = re.compile(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)")
-_GROWN = re.compile(r"resizing KV cache from \d+ to (\d+) cells")
+_GROWN = re.compile(r"resizing KV cache from (\d+) to (\d+) cells")
 _CHANGED = re.compile(r"requantizing KV cache: .*\(([\d.]+) -> ([\d.]+) MiB\)")
 _RESERVED = re.compile(r"KV memory reserved = +([\d.]+) MiB")
 _STATISTICS = tuple(
@@ -66,8 +67,6 @@ class Kind:
     v: the type of the values at the start
     ladder: the types of `--kv-auto-quant`, from large to small; "" without a memory budget
     at: the index of the token in a chunk at which the first change of type must happen
-    least: True to use the smallest memory budget with which the type first changes at the token `at`; False to use the
-        largest memory budget with which it does
     n_ctx: the number of tokens in a chunk
     """
 
@@ -76,7 +75,6 @@ class Kind:
     v: str = "f16"
     ladder: str = ""
     at: int = 0
-    least: bool = False
     n_ctx: int = CONTEXT
     dynamic: bool = False
 
@@ -91,7 +89,7 @@ KINDS = (
     Kind("q4_0 from the start", "q4_0", "q4_0"),
     Kind("f16 to q4_0 in the middle", ladder="f16,q4_0", at=MIDDLE),
     Kind("f16 to q4_0 near the end", ladder="f16,q4_0", at=NEAR_END),
-    Kind("ladder: f16, q8_0, q4_0", ladder="f16,q8_0,q4_0", at=MIDDLE, least=True),
+    Kind("ladder: f16, q8_0, q4_0", ladder="f16,q8_0,q4_0", at=QUARTER),
     Kind("K q8_0, V f16", "q8_0", "f16"),
     Kind("K f16, V q8_0", "f16", "q8_0"),
     Kind("K q4_0, V f16", "q4_0", "f16"),
@@ -270,7 +268,7 @@ class Perplexity:
         return Loss(kind.name, perplexity, log_ratio, divergence, same_top, budget, changes_in(output), command, took)
 
     def _budgets(self, kinds: Sequence[Kind]) -> dict[str, int]:
-        """Return, for each kind, the budget in MiB with which the first change of type is at `kind.at` cells.
+        """Return, for each kind, the largest budget in MiB with which the first change of type is at `kind.at` cells.
 
         The budgets are found by short runs with one chunk each.
         """
@@ -302,7 +300,7 @@ class Perplexity:
             found = dict[str, int]()
             for kind in kinds:
                 bar.update(len(found), kind.name)
-                found[kind.name] = first(kind.at) if kind.least else max(first(kind.at + 1) - 1, first(kind.at))
+                found[kind.name] = max(first(kind.at + 1) - 1, first(kind.at))
         return found
 
 
@@ -312,9 +310,12 @@ def changes_in(log: str) -> tuple[int, ...]:
     found = list[int]()
     for line in log.splitlines():
         if grown := _GROWN.search(line):
-            if found and int(grown[1]) < cells:  # fewer cells than before: the next chunk began with an empty cache
+            before, after = int(grown[1]), int(grown[2])
+            if found and after < cells:  # fewer cells than before: the next chunk began with an empty cache
                 break
-            cells = max(cells, int(grown[1]))
+            if not cells:  # the first growth shows how many cells the cache had before it
+                found = [before] * len(found)
+            cells = max(cells, after)
         elif changed := _CHANGED.search(line):
             if float(changed[2]) > float(changed[1]):  # the empty cache of the next chunk has the type f16 again
                 break
