@@ -43,9 +43,8 @@ from kvtool.verify.texts import prompt
 
 SUFFIX = ".conversation"
 SMALL = models.Geometry("stress", layers=2, kv_heads=1, head_size=64)
-LARGE = models.Geometry(
-    "stress-large", layers=4, kv_heads=8, head_size=128
-)  # 16 KiB for each token, so that writing a file needs time
+# 16 KiB for each token, so that writing a file needs time
+LARGE = models.Geometry("stress-large", layers=4, kv_heads=8, head_size=128)
 CHATS, WORDS, PREDICT = 12, 150, 8
 RAM, DISK = 4, 16  # MiB: RAM for one chat of the large model, and files of six
 ARGS = ("-c", "1024", "-np", "1", "-t", "1", "--no-warmup", "--kv-dynamic", "--fit", "off")

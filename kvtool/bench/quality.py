@@ -5,8 +5,8 @@ computes each chunk with an empty cache, and scores the second half of each chun
 and stores its probabilities. Each further run has another cache and is compared with these probabilities. The table
 *Loss* has the mean Kullback-Leibler divergence from f16 (KL, in nats per token), the change of the logarithm of the
 perplexity, and the percentage of tokens for which both caches prefer the same token. Losses are small if the first two
-numbers are near 0, and if the percentage is near 100. The probabilities are stored with 16 bits, so equal logits give
-almost 0 and almost 100.
+numbers are near 0, and if the percentage is near 100. The probabilities are stored with 16 bits. For this reason, the
+numbers of two equal caches are not exactly 0 and 100.
 
 The row *f16, no flash attention* shows the error of the method. Its cells are f16, too, and only the roundings of the
 attention differ. llama.cpp rounds the inputs of a product with quantized weights to 8 bits, so even the smallest

@@ -111,10 +111,8 @@ def test_missing_model_is_refused(place: Path) -> None:
 
 
 def test_changes_end_with_the_first_chunk() -> None:
-    grow, change = (
-        "grow: resizing KV cache from 256 to {} cells",
-        "requantizing KV cache: K f16 -> q8_0 ({} MiB) in 4 ms",
-    )
+    grow = "grow: resizing KV cache from 256 to {} cells"
+    change = "requantizing KV cache: K f16 -> q8_0 ({} MiB) in 4 ms"
     smaller, larger = change.format("11.25 -> 6.09"), change.format("3.05 -> 5.62")
     log = [grow.format(512), smaller, grow.format(768), grow.format(512), smaller]
     assert changes_in("\n".join(log)) == (512,)
