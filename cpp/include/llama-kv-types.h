@@ -77,8 +77,8 @@ extern "C" {
     // ctx: a context of the budget, or NULL. Its cells change to smaller types if that makes enough room. If n_bytes decreases
     // and no cell is in use, the cells return to their first types
     // Returns false if the budget has no room for n_bytes. The budget then keeps the old number of bytes. The cells can still
-    // have changed to smaller types: without memory for a copy, they are converted inside their old buffer, which frees no
-    // memory
+    // have changed to smaller types: on a device without memory for a copy, they are converted inside their old buffer, which
+    // frees no memory
     // Not thread-safe, as llama_decode()
     LLAMA_API bool llama_memory_budget_set_other(struct llama_memory_budget * budget, size_t n_bytes, struct llama_context * ctx);
 

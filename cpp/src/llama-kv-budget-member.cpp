@@ -268,8 +268,9 @@ bool llama_kv_budget_member::step_down(bool is_full) {
         if (res == LLAMA_MEMORY_TYPE_OK) {
             budget->usage.n_down++;
 
-            // If there was no memory for a copy of the cells, they were converted inside of their old buffer. The buffer keeps its
-            // size, so nothing was freed. A still smaller type would not free anything either, so it is not tried.
+            // If there was no memory for a copy of the cells, they were converted inside of their old buffer. Except in pages of
+            // host memory, the buffer keeps its size, so nothing was freed. A still smaller type would not free anything
+            // either, so it is not tried.
             return n_bytes_caches() < n_bytes_old;
         }
 

@@ -40,8 +40,8 @@ int64_t llama_kv_n_lines(ggml_type type, int64_t n, int64_t n_elements);
 // move the data of the lines `from` to the lines `to`, or convert the data if the types differ
 // `from` and `to` have the same number of lines, and their lines have the same number n of elements. The number of lines is at
 // most llama_kv_n_lines(type of `from`, n, LLAMA_KV_CONVERT_ELEMENTS).
-// `from` and `to` may be in the same memory, if no line of `to` starts after the line of `from` with the same number. This is
-// safe because the function reads all lines of `from` before it writes.
+// `from` and `to` may be in the same memory, if no line of `to` starts after the line of `from` with the same number. The function
+// gives the same result as if it reads all lines of `from` before it writes.
 using llama_kv_convert = std::function<void(const llama_kv_lines & from, const llama_kv_lines & to, bool is_v)>;
 
 // call f(lines of src, the same lines of dst) for the rows [r0, r1) of stream s

@@ -233,6 +233,10 @@ static void buffer_clear(ggml_backend_buffer_t buf, uint8_t value) {
     }
 }
 
+llama_kv_pages * llama_kv_pages_of_host(ggml_backend_buffer_t buf) {
+    return buf->iface.free_buffer == buffer_free ? ((context *) buf->context)->get() : nullptr;
+}
+
 llama_kv_paged_buffer llama_kv_pages_reserve_host(size_t size) {
     auto pages = std::make_unique<context>(llama_kv_pages_reserve_range(size));
     if (!*pages) {

@@ -86,6 +86,25 @@ void llama_kv_pages::give(size_t offset, size_t size) {
     });
 }
 
+void llama_kv_pages::vacate(size_t offset, size_t size) {
+    const size_t end = offset + size;
+    const size_t i0  = (offset + size_page - 1)/size_page;
+    const size_t i1  = end/size_page;
+
+    if (i0 > i1) { // the bytes are inside of one page
+        zero(offset, size);
+        return;
+    }
+
+    zero(offset, i0*size_page - offset);
+    zero(i1*size_page, end - i1*size_page);
+
+    if (i0 < i1) {
+        discard(i0, i1);
+        committed.remove(i0, i1);
+    }
+}
+
 void llama_kv_pages::set_zero(size_t offset, size_t size) {
     const size_t end = offset + size;
 
@@ -102,6 +121,10 @@ void llama_kv_pages::set_zero(size_t offset, size_t size) {
 
 void llama_kv_paged_buffer::show(ggml_backend_buffer_t buf, const llama_kv_pages & pages) {
     buf->size = pages.n_bytes_committed();
+}
+
+void llama_kv_paged_buffer::shrink(ggml_backend_buffer_t buf, size_t n_bytes) {
+    buf->size -= n_bytes;
 }
 
 size_t llama_kv_pages_n_bytes_padding(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {

@@ -76,6 +76,10 @@ public:
     // No computation may use these pages.
     void give(size_t offset, size_t size);
 
+    // set the bytes to zero, and free the pages that are completely inside of them, whether they are committed or not
+    // Only for memory that can be written without a commit.
+    void vacate(size_t offset, size_t size);
+
     // set the bytes to zero. Bytes that are not committed are skipped: they are zero already, or will be zero after a commit
     void set_zero(size_t offset, size_t size);
 
@@ -120,6 +124,9 @@ struct llama_kv_paged_buffer {
 
     // set the size of the buffer to its committed bytes, so that sums and logs of buffers report the real use
     static void show(ggml_backend_buffer_t buf, const llama_kv_pages & pages);
+
+    // subtract bytes from the size that the buffer reports, after their pages were freed
+    static void shrink(ggml_backend_buffer_t buf, size_t n_bytes);
 };
 
 // return the bytes after the last row of a tensor that kernels can read
@@ -141,6 +148,9 @@ ggml_backend_buffer_t llama_kv_alloc_zero(ggml_context * ctx, ggml_backend_buffe
 // throws std::bad_alloc
 llama_kv_paged_buffer llama_kv_pages_reserve_host  (size_t size);
 llama_kv_paged_buffer llama_kv_pages_reserve_device(ggml_backend_buffer_type_t buft, size_t size);
+
+// return the pages of a buffer that llama_kv_pages_reserve_host() has created. null: the buffer is another one
+llama_kv_pages * llama_kv_pages_of_host(ggml_backend_buffer_t buf);
 
 // return the bytes of a page of a device and of host memory, see llama_kv_pages::page_size()
 size_t llama_kv_pages_size_device(ggml_backend_buffer_type_t buft);

@@ -213,6 +213,73 @@ void llama_kv_region::copy_stream(const llama_kv_rows & rows, uint32_t ssrc, uin
 // other types
 //
 
+bool llama_kv_region::can_convert_inside(ggml_type type_k, ggml_type type_v) const {
+    return llama_kv_pages::readable_uncommitted(buft) && std::all_of(layers.begin(), layers.end(), [&](const auto & l) {
+        return ggml_row_size(type_k, l.k->ne[0]) <= l.k->nb[1] &&
+            (!l.v || l.v->type == type_v || (!v_trans && ggml_row_size(type_v, l.v->ne[0]) <= l.v->nb[1]));
+    });
+}
+
+void llama_kv_region::convert_tensor_inside(
+        ggml_tensor * t, bool is_v, ggml_type type,
+        const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert) {
+    if (t->type == type) {
+        return;
+    }
+
+    ggml_tensor dst = *t;
+    llama_kv_set_type(&dst, type);
+
+    const size_t offset    = (char *) t->data - mem.pages->data();
+    const size_t size_page = mem.pages->page_size();
+
+    size_t done = offset; // pages before this offset contain no old row any more
+
+    const auto convert_lines = [&](const llama_kv_lines & from, const llama_kv_lines & to) {
+        mem.pages->take(offset + to.offs, to.n_lines*to.stride);
+
+        convert(from, to, is_v);
+
+        // free the pages between the new rows and the old rows that are converted next
+        const size_t begin = std::max(done, offset + to.offs + to.n_lines*to.stride);
+        const size_t end   = offset + from.offs + from.n_lines*from.stride;
+
+        if (begin < end) {
+            mem.pages->give(begin, end - begin);
+        }
+        done = end/size_page*size_page;
+    };
+
+    for (uint32_t s = 0; s < rows.n_stream(); ++s) {
+        rows.each_run(s, [&](uint32_t i0, uint32_t i1) {
+            llama_kv_each_lines(t, &dst, false, s, i0, std::min(i1, n_used[s]), convert_lines);
+        });
+    }
+
+    const size_t n_bytes_old = (ggml_nbytes(t) + size_page - 1)/size_page*size_page;
+
+    llama_kv_set_type(t, type);
+
+    llama_kv_each_gap(t, false, rows, n_used, n_bytes_old, [&](size_t offs, size_t size) {
+        mem.pages->give(offset + offs, size);
+        mem.pages->set_zero(offset + offs, size); // the rest: bytes in pages that also contain live rows
+    });
+}
+
+void llama_kv_region::convert_inside(
+        ggml_type type_k, ggml_type type_v, const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert) {
+    strips.clear();
+
+    for (const auto & l : layers) {
+        llama_kv_storage::set_layout(l, v_trans, [&](ggml_tensor * t, bool) {
+            const bool is_v = t == l.v;
+
+            convert_tensor_inside(t, is_v, is_v ? type_v : type_k, rows, n_used, convert);
+            strips.push_back(make_strip(t, t->type, is_v)); // needs no memory: the number of strips is the same
+        });
+    }
+}
+
 bool llama_kv_region::convert_tensor(
         llama_kv_region & to, ggml_tensor * src, ggml_tensor * dst, bool is_v,
         const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert) {

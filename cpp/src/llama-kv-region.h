@@ -43,6 +43,21 @@ public:
     // commit the pages of these rows, and free all other pages. returns false if there is no memory. nothing has changed then
     bool commit(const llama_kv_rows & rows) { return mem.pages->assign(pages_of(rows)); }
 
+    // check whether convert_inside() can change the rows to these types. The conditions are:
+    //   - No row becomes larger.
+    //   - Memory that is not committed can be read and written. On a device, a row in its new type could be at addresses of
+    //     which no page is committed, if there are several streams.
+    //   - Transposed V keeps its type. Otherwise, a row in the new type could overwrite a later row in the old type, because a
+    //     strip can have holes.
+    bool can_convert_inside(ggml_type type_k, ggml_type type_v) const;
+
+    // change the types of the layers, and convert the first n_used[s] rows of each stream s, as far as they are in `rows`
+    // The new rows overwrite the old rows, from the start of each tensor. The pages after the new rows are freed meanwhile. So
+    // almost no additional memory is needed. All other bytes are zero after that. Pages of rows that exist but are not used are
+    // free, so call take().
+    void convert_inside(
+            ggml_type type_k, ggml_type type_v, const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert);
+
     // commit the pages of this region to which from.convert_to() moves data before it frees the first page of `from`
     // The function commits enough pages for a layer. If there is no memory for a layer, it commits the minimum with which the
     // conversion can begin. It commits nothing in host memory.
@@ -95,6 +110,10 @@ private:
     size_t n_pages(const strip & t, const llama_kv_rows & rows) const;
 
     llama_kv_set pages_of(const llama_kv_rows & rows) const;
+
+    void convert_tensor_inside(
+            ggml_tensor * t, bool is_v, ggml_type type,
+            const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert);
 
     bool convert_tensor(
             llama_kv_region & to, ggml_tensor * src, ggml_tensor * dst, bool is_v,

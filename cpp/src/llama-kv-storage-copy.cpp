@@ -7,6 +7,8 @@
 //     the graphs write to (set_input_k_idxs, set_input_v_idxs), and the indices depend on the number of rows.
 //   - Undoing a failed growth needs no memory. The layers that have already grown change to the layout of the old size inside
 //     their new, larger buffers. After that, they move to smaller buffers, if these can be allocated.
+//   - A change to smaller types in pages of host memory moves no layer: the new rows overwrite the old rows, and the pages after
+//     them are freed. Otherwise, a change of types moves the rows to a new buffer, as a growth does.
 //   - The last block of rows is never used, unless all rows exist, see llama-kv-growth.h.
 //
 // In plain host memory, each buffer is a range of pages. New rows are zero without a write, and they use memory only after the
@@ -51,7 +53,7 @@ public:
         ggml_backend_buffer_ptr res(llama_kv_alloc_zero(ctx, buft, !is_fixed));
 
         for (size_t i = 0; i < layers_ctx.size() && res; ++i) {
-            layers.push_back({ layers_ctx[i], buft });
+            layers.push_back({ layers_ctx[i], buft, ctx });
         }
 
         return res.release();
@@ -83,8 +85,6 @@ public:
     }
 
     size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const override {
-        const auto in_pages = [](size_t n) { return GGML_PAD(n, llama_kv_pages_size_host()); };
-
         size_t res = 0;
         for (const auto & own : layers) {
             res += in_pages(n_bytes_in(own.l.k, type_k, rows.end())) + in_pages(n_bytes_in(own.l.v, type_v, rows.end()));
@@ -134,9 +134,9 @@ public:
     }
 
     bool prepare_types(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) override {
-        next_k = type_k;
-        next_v = type_v;
-        const bool is_wide = any([&](const own_layer & own) { return is_wider(own.l, type_k, type_v); });
+        next_k    = type_k;
+        next_v    = type_v;
+        next_wide = any([&](const own_layer & own) { return is_wider(own.l, type_k, type_v); });
         try {
             next_n_used = n_used;
             bufs.reserve(bufs.size() + layers.size()); // move_in() must not throw
@@ -144,17 +144,19 @@ public:
             // The first buffer contains several layers, and is freed when the last of them has its own buffer. So either all
             // layers get their buffers in advance, or none does. If none does, a layer exists twice for a moment. On a device,
             // the second copy may use the memory that the margin keeps free, because no batch runs at that time.
-            bool has_all = (is_wide || any(is_created)) && has_memory_beside(type_k, type_v);
+            const auto must_leave = [&](const own_layer & own) { return is_created(own) && !stays(own); };
+
+            bool has_all = (next_wide || any(must_leave)) && has_memory_beside(type_k, type_v);
 
             for (size_t i = 0; i < layers.size() && has_all; ++i) {
-                new_layers.push_back(make_layer(layers[i], n_rows(), type_k, type_v, n_used));
-                has_all = new_layers.back().buf != nullptr;
+                new_layers.push_back(stays(layers[i]) ? new_layer() : make_layer(layers[i], n_rows(), type_k, type_v, n_used));
+                has_all = stays(layers[i]) || new_layers.back().buf != nullptr;
             }
             if (!has_all) {
                 forget_types();
             }
 
-            return has_all || !is_wide;
+            return has_all || !next_wide;
         } catch (const std::bad_alloc &) {
             forget_types();
             return false;
@@ -169,7 +171,7 @@ public:
             auto & own = layers[i];
 
             new_layer to = !new_layers.empty() ? std::move(new_layers[i]) :
-                is_created(own) ? new_layer() : make_layer(own, n_rows(), next_k, next_v, n_used);
+                is_created(own) || stays(own) ? new_layer() : make_layer(own, n_rows(), next_k, next_v, n_used);
 
             if (to.buf) {
                 convert_rows(convert, own.l.k, to.k, false, n_used);
@@ -181,15 +183,31 @@ public:
                 continue;
             }
 
-            // Without memory for a copy, convert inside of the buffer. New rows are not larger, so the first r + 1 new rows end
-            // no later than the first r + 1 old rows.
+            // convert inside of the buffer. New rows are not larger, so the first r + 1 new rows end no later than the first r + 1
+            // old rows
             set_layout(own.l, v_trans, [&](ggml_tensor * t, bool trans) {
                 ggml_tensor dst = *t;
                 llama_kv_set_type(&dst, t == own.l.k ? next_k : next_v);
+                if (dst.type == t->type) {
+                    return;
+                }
+
                 convert_rows(convert, t, &dst, t == own.l.v, n_used);
+
+                const size_t n_bytes_old = in_pages(ggml_nbytes(t));
+
                 llama_kv_set_type(t, dst.type);
-                llama_kv_shrink_layout(t, trans, n_rows(), n_used);
-                ggml_backend_buffer_init_tensor(t->buffer, t); // initialize the bytes after the tensor that kernels read
+
+                llama_kv_pages * pages = llama_kv_pages_of_host(t->buffer);
+                if (!pages) {
+                    llama_kv_shrink_layout(t, trans, n_rows(), n_used);
+                    ggml_backend_buffer_init_tensor(t->buffer, t); // initialize the bytes after the tensor that kernels read
+                    return;
+                }
+
+                const size_t offset = (char *) t->data - pages->data();
+                llama_kv_each_gap(t, trans, cur, n_used, n_bytes_old, [&](size_t offs, size_t size) { pages->vacate(offset + offs, size); });
+                llama_kv_paged_buffer::shrink(t->buffer, n_bytes_old - in_pages(ggml_nbytes(t)));
             });
         }
 
@@ -207,10 +225,19 @@ private:
 
         ggml_backend_buffer_type_t buft; // buffer type that the layer was created with
 
+        const ggml_context * ctx; // context of the tensors. the layer's first buffer is beside it in bufs
+
         int32_t i_buf = -1; // index in bufs of the layer's own buffer. -1: the layer is still in the first buffer
     };
 
     static bool is_created(const own_layer & own) { return own.i_buf < 0; }
+
+    // check whether the rows of the layer change to the next types inside of their buffer, although there may be memory for a copy
+    // In pages of host memory, this is faster than a copy, which needs new pages, and it frees the same pages.
+    bool stays(const own_layer & own) const { return !next_wide && llama_kv_pages_of_host(own.l.k->buffer); }
+
+    // return the bytes of the pages of a tensor of n bytes in host memory
+    static size_t in_pages(size_t n) { return GGML_PAD(n, llama_kv_pages_size_host()); }
 
     template <typename F>
     bool any(F && f) const { return std::any_of(layers.begin(), layers.end(), f); }
@@ -344,6 +371,7 @@ private:
     }
 
     // use the new buffer for the rows of the layer from now on. If the layer already had its own buffer, free that buffer
+    // If the layer was in the first buffer, and this buffer is host memory with pages, free the pages of the layer there.
     void move_in(own_layer & own, new_layer & to) {
         if (is_created(own)) {
             bufs.emplace_back(ggml_context_ptr(), ggml_backend_buffer_ptr());
@@ -352,7 +380,17 @@ private:
 
         // nothing below throws
 
-        set_layout(own.l, v_trans, [&](ggml_tensor * t, bool) { llama_kv_adopt(t, t == own.l.k ? to.k : to.v); });
+        set_layout(own.l, v_trans, [&](ggml_tensor * t, bool) {
+            llama_kv_pages * pages = llama_kv_pages_of_host(t->buffer);
+            if (pages) {
+                const size_t n_bytes = in_pages(ggml_nbytes(t));
+
+                pages->vacate((char *) t->data - pages->data(), n_bytes);
+                llama_kv_paged_buffer::shrink(t->buffer, n_bytes);
+            }
+
+            llama_kv_adopt(t, t == own.l.k ? to.k : to.v);
+        });
 
         bufs[own.i_buf].second = std::move(to.buf);
     }
@@ -379,15 +417,16 @@ private:
         return false;
     }
 
-    // free the buffers that the layers were created in, if no layer uses them any more
+    // free the buffers that layers were created in, if no layer uses them any more
     // The ggml contexts own the tensor objects and stay. Each of them needs a buffer, so it gets an empty one.
     void release_created() try {
-        if (any(is_created)) {
-            return;
-        }
+        for (auto & entry : bufs) {
+            auto & buf = entry.second;
 
-        for (auto & [ctx, buf] : bufs) {
-            if (ctx && ggml_backend_buffer_get_size(buf.get()) > 0) {
+            const bool is_used  = any([&](const own_layer & own) { return is_created(own) && own.ctx == entry.first.get(); });
+            const bool is_empty = ggml_backend_buffer_get_size(buf.get()) == 0 && !llama_kv_pages_of_host(buf.get());
+
+            if (entry.first && !is_used && !is_empty) {
                 buf.reset(ggml_backend_buft_alloc_buffer(ggml_backend_buffer_get_type(buf.get()), 0));
             }
         }
@@ -409,6 +448,7 @@ private:
     // data from prepare_types() for set_types()
     ggml_type             next_k = GGML_TYPE_COUNT;
     ggml_type             next_v = GGML_TYPE_COUNT;
+    bool                  next_wide = false; // the next types make a row larger
     std::vector<uint32_t> next_n_used;
     std::vector<new_layer> new_layers; // for all layers, or empty
 };

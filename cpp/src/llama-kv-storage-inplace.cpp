@@ -175,8 +175,10 @@ public:
         return true;
     }
 
-    // reserve addresses for the same rows in their new types, and commit the pages that must exist before the conversion starts
-    // set_types() frees the pages of converted rows before it converts the next rows.
+    // prepare each part in one of two ways:
+    //   - set_types() converts the rows inside of their own memory. Nothing must be prepared.
+    //   - set_types() moves the rows to other addresses. Reserve these addresses, and commit the pages that must exist before the
+    //     conversion starts. set_types() frees the pages of converted rows before it converts the next rows.
     bool prepare_types(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) override {
         try {
             bool is_larger = false;
@@ -187,10 +189,17 @@ public:
                 }
             }
 
+            next_type_k = type_k;
+            next_type_v = type_v;
             next_n_used = n_used;
             next_none   = cur.none();
 
             const auto prepare = [&](const auto & part) {
+                if (part->can_convert_inside(type_k, type_v)) {
+                    next_parts.push_back(nullptr);
+                    return true;
+                }
+
                 next_parts.push_back(part->like(type_k, type_v));
 
                 const auto & to = next_parts.back();
@@ -215,6 +224,11 @@ public:
         bool res = true;
 
         for (size_t i = 0; i < parts.size(); ++i) {
+            if (!next_parts[i]) {
+                parts[i]->convert_inside(next_type_k, next_type_v, res ? cur : next_none, next_n_used, convert);
+                continue;
+            }
+
             res = res && parts[i]->convert_to(*next_parts[i], cur, next_n_used, convert);
 
             next_parts[i]->take_over(*parts[i], bufs);
@@ -286,7 +300,9 @@ private:
     std::vector<std::unique_ptr<llama_kv_region>> parts; // one for each buffer
 
     // data from prepare_types() for set_types()
-    std::vector<std::unique_ptr<llama_kv_region>> next_parts; // the parts in their new types
+    std::vector<std::unique_ptr<llama_kv_region>> next_parts; // the parts in their new types. null: convert inside
+    ggml_type                                     next_type_k = GGML_TYPE_COUNT;
+    ggml_type                                     next_type_v = GGML_TYPE_COUNT;
     std::vector<uint32_t>                         next_n_used;
     // an empty set of rows, which set_types() uses if it fails. It is created in advance, because there may be no memory for it
     // at that time

@@ -145,9 +145,9 @@ public:
     //
     // prepare_types(): allocate memory before any data is moved. if a row becomes larger, the memory of all new rows is
     //                  necessary, otherwise almost none. returns false if there is not enough memory. nothing has changed then
-    // set_types():     convert the rows. if there is no memory for a copy, convert the rows inside of their own memory. returns
-    //                  false only if another process has allocated device memory that this function had freed. no row exists
-    //                  any more then
+    // set_types():     convert the rows. smaller rows are converted inside of their own memory if it is host memory with pages,
+    //                  or if there is no memory for a copy. returns false only if another process has allocated device memory
+    //                  that this function had freed. no row exists any more then
     // forget_types():  undo prepare_types(), instead of calling set_types()
     //
     // No computation that uses the tensors may be in flight.
@@ -158,7 +158,7 @@ public:
     // keep the current rows from now on: they are never freed
     void pin() { start = cur; }
 
-    // return true once after the tensors have got other addresses or strides
+    // return true once after the tensors have got other addresses, strides or types
     bool moved() { return std::exchange(is_moved, false); }
 
     // return the bytes that were copied from one buffer to another, including growths that failed later

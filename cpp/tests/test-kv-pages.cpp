@@ -204,6 +204,37 @@ static void test_commit() {
     check(llama_kv_pages_reserve_range(SIZE_MAX/2) == nullptr,              "reserve: more than there are addresses");
 }
 
+// set bytes to zero and free their pages
+static void test_vacate() {
+    const auto pages = llama_kv_pages_reserve_range(10*SIZE_PAGE);
+
+    auto set = pages->make_set();
+    pages->add(set, 0, 10*SIZE_PAGE);
+    check(pages->assign(set), "vacate: before");
+    memset(pages->data(), 5, 10*SIZE_PAGE);
+
+    const auto is_zero = [&](size_t i0, size_t i1) {
+        bool res = pages->data()[i0 - 1] == 5 && pages->data()[i1] == 5;
+        for (size_t i = i0; i < i1; ++i) {
+            res = res && pages->data()[i] == 0;
+        }
+        return res;
+    };
+
+    pages->vacate(SIZE_PAGE/2, 3*SIZE_PAGE);
+    check(pages->n_bytes_committed() == 8*SIZE_PAGE && n_resident(*pages) == 8, "vacate: the pages inside of the bytes are freed");
+    check(is_zero(SIZE_PAGE/2, SIZE_PAGE/2 + 3*SIZE_PAGE), "vacate: exactly these bytes are zero");
+
+    pages->vacate(7*SIZE_PAGE + 1, 2);
+    pages->vacate(5*SIZE_PAGE + 1, SIZE_PAGE);
+    check(is_zero(7*SIZE_PAGE + 1, 7*SIZE_PAGE + 3) && is_zero(5*SIZE_PAGE + 1, 6*SIZE_PAGE + 1), "vacate: within two pages");
+    check(pages->n_bytes_committed() == 8*SIZE_PAGE, "vacate: no complete page");
+
+    pages->data()[SIZE_PAGE] = 1; // a write without a commit
+    pages->vacate(SIZE_PAGE, 2*SIZE_PAGE); // is_zero() has mapped these pages
+    check(n_resident(*pages) == 8 && pages->data()[SIZE_PAGE] == 0, "vacate: a page that was written without a commit");
+}
+
 // let every commit of an assign() fail once. Nothing may change
 static void test_fail() {
     set_fail("-1");
@@ -304,6 +335,7 @@ int main() {
     test_set();
     test_rows();
     test_commit();
+    test_vacate();
     test_fail();
 #ifdef __linux__
     test_limits();

@@ -1,6 +1,7 @@
 // Unit tests of the storage of the dynamic KV cache, by copy and in place
 // They check the content after one growth, after several growths, and after a growth in which one allocation fails.
 
+#include "../src/llama-kv-pages.h"
 #include "../src/llama-kv-storage.h"
 
 #include "test-kv-rows.h"
@@ -14,6 +15,7 @@
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -210,8 +212,11 @@ struct cache {
                 if (t == k[il] && t->name != "cache_k_l" + std::to_string(il)) {
                     return false;
                 }
-                if ((char *) t->data < (char *) ggml_backend_buffer_get_base(t->buffer) ||
-                    (char *) t->data + ggml_nbytes(t) > (char *) ggml_backend_buffer_get_base(t->buffer) + ggml_backend_buffer_get_size(t->buffer)) {
+                // a buffer in pages reports the size of the pages that are in use, and its addresses can be more
+                const char *           base  = (const char *) ggml_backend_buffer_get_base(t->buffer);
+                const llama_kv_pages * pages = llama_kv_pages_of_host(t->buffer);
+                if ((const char *) t->data < base ||
+                    (const char *) t->data + ggml_nbytes(t) > base + (pages ? pages->size() : ggml_backend_buffer_get_size(t->buffer))) {
                     return false;
                 }
                 bool known = false;
@@ -458,10 +463,49 @@ static void test_types_on_a_full_device() {
     n_dev_free = SIZE_MAX;
 }
 
+// change one layer in pages of host memory and one layer on a device to narrower types
+static void test_types_mixed() {
+    llama_kv_storage::buffers_t bufs;
+
+    const auto storage = llama_kv_storage_create_copy(1, N_MAX, 1, false, bufs);
+
+    std::vector<ggml_tensor *> all;
+    for (ggml_backend_buffer_type_t buft : { ggml_backend_cpu_buffer_type(), dev_buft(false) }) {
+        ggml_context_ptr ctx(ggml_init({ 2*ggml_tensor_overhead(), nullptr, true }));
+
+        ggml_tensor * k = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, N_EMBD, N_MAX, 1);
+        all.push_back(k);
+
+        ggml_backend_buffer_ptr buf(storage->alloc(ctx.get(), buft, { { k, nullptr, { ggml_view_2d(ctx.get(), k, N_EMBD, N_MAX, k->nb[1], 0) }, {} } }));
+        memset(k->data, 0x11, 300*k->nb[1]);
+        bufs.emplace_back(std::move(ctx), std::move(buf));
+    }
+
+    const std::vector<char> row((const char *) all[0]->data, (const char *) all[0]->data + all[0]->nb[1]);
+    const auto              row_new = converted(row.data(), N_EMBD, GGML_TYPE_F16, GGML_TYPE_Q8_0);
+    const void *            data    = all[0]->data;
+    const size_t            size    = ggml_backend_buffer_get_size(bufs[0].second.get());
+
+    check(storage->prepare_types(GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, { 300 }) && storage->set_types(convert), "types, mixed");
+
+    for (const ggml_tensor * k : all) {
+        bool right = k->type == GGML_TYPE_Q8_0;
+        for (size_t i = 0; i < N_START; ++i) {
+            const char * at = (const char *) k->data + i*k->nb[1];
+            right = right && (i < 300 ? memcmp(at, row_new.data(), row_new.size()) == 0 : std::all_of(at, at + k->nb[1], [](char c) { return c == 0; }));
+        }
+        check(right, "types, mixed: rows");
+    }
+
+    check(all[0]->data == data && ggml_backend_buffer_get_size(bufs[0].second.get()) < size, "types, mixed: the host's rows stay, and pages are freed");
+    check(bufs.size() == 3 && bufs[2].second.get() == all[1]->buffer && ggml_backend_buffer_get_size(bufs[1].second.get()) == 0,
+            "types, mixed: the device's rows move, and their first buffer is freed");
+}
+
 // change to narrower types while each allocation fails once. Either all layers leave the first buffer, which they share, or none
-// does
+// does. In pages of host memory, no layer leaves its buffer
 static void test_types_fail(const config & cfg, int * n_alloc) {
-    if (cfg.v_trans || ggml_is_quantized(cfg.type_v)) {
+    if (cfg.v_trans || ggml_is_quantized(cfg.type_v) || cfg.where == place::pages) {
         return;
     }
 
@@ -656,6 +700,7 @@ int main() {
     test_device_is_full();
     test_device_takes_no_larger_tensor();
     test_types_on_a_full_device();
+    test_types_mixed();
     test_inplace(false);
     test_inplace(true);
     test_inplace_fails();

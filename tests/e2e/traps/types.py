@@ -72,9 +72,61 @@ TYPES = (
     ),
     Trap(
         "in place, the last row is not converted",
-        Edit(REGION, "std::min(i1, n_used[s])", "std::min(i1, n_used[s]) - 1"),
+        Edit(
+            REGION,
+            "std::min(i1, n_used[s])",
+            "std::min(i1, n_used[s]) - 1",
+            after="void llama_kv_region::convert_tensor_inside(",
+        ),
         inplace("llama-dense", BITS),
         BITS,
+    ),
+    Trap(
+        "in place, the last row is not converted to a larger type",
+        Edit(
+            REGION,
+            "std::min(i1, n_used[s])",
+            "std::min(i1, n_used[s]) - 1",
+            after="bool llama_kv_region::convert_tensor(",
+        ),
+        inplace("llama-dense", BITS, "--retype", "q8_0:f16"),
+        BITS,
+    ),
+    Trap(
+        "in place, old bytes after rows that became smaller stay",
+        Edit(REGION, "mem.pages->set_zero(offset + offs, size);", "(void) 0;"),
+        unit("test-kv-types"),
+        "exit",
+    ),
+    Trap(
+        "in place, pages of rows that are not converted yet are freed",
+        Edit(REGION, "mem.pages->give(begin, end - begin);", "mem.pages->give(begin, end - begin + 16*size_page);"),
+        unit("test-kv-types"),
+        "exit",
+    ),
+    Trap(
+        "in place, transposed V with holes is converted inside of its memory",
+        Edit(REGION, "!v_trans && ggml_row_size(type_v, l.v->ne[0]) <= l.v->nb[1]", "true"),
+        unit("test-kv-types"),
+        "exit",
+    ),
+    Trap(
+        "in place, the pages of old rows stay committed",
+        Edit(REGION, "mem.pages->give(offset + offs, size);", "(void) 0;"),
+        unit("test-kv-types"),
+        "exit",
+    ),
+    Trap(
+        "by copy, the buffer of smaller rows reports its old size",
+        Edit(STORAGE, "llama_kv_paged_buffer::shrink(t->buffer, n_bytes_old - in_pages(ggml_nbytes(t)));", "(void) 0;"),
+        unit("test-kv-types"),
+        "exit",
+    ),
+    Trap(
+        "a layer in host memory keeps the first buffer of a device",
+        Edit(STORAGE, "is_created(own) && own.ctx == entry.first.get()", "is_created(own)"),
+        unit("test-kv-storage"),
+        "exit",
     ),
     Trap(
         "by copy, the last row is not converted",
@@ -102,15 +154,9 @@ TYPES = (
     ),
     Trap(
         "old bytes after rows that became smaller are read as numbers",
-        Edit(
-            STORAGE,
-            "llama_kv_shrink_layout(t, trans, n_rows(), n_used);",
-            "(void) 0;",
-            after="llama_kv_set_type(t, dst.type);",
-        ),
-        # allocations 1 to 5 are for the compute buffers
-        copies("llama-dense", "retype-fail", "--fail", "6+", *TRANSPOSED),
-        "status: not-run",
+        Edit(STORAGE, "pages->vacate(offset + offs, size);", "(void) offs; (void) size;"),
+        copies("llama-dense", BITS, *TRANSPOSED),
+        BITS,
     ),
     Trap(
         "a change by copy uses the memory that others need on a device",
@@ -122,7 +168,7 @@ TYPES = (
         "layers leave their shared buffer for narrower types without memory for the last layer",
         Edit(
             STORAGE,
-            "is_created(own) ? new_layer() : make_layer(own, n_rows(), next_k, next_v, n_used)",
+            "is_created(own) || stays(own) ? new_layer() : make_layer(own, n_rows(), next_k, next_v, n_used)",
             "make_layer(own, n_rows(), next_k, next_v, n_used)",
         ),
         unit("test-kv-storage"),
