@@ -233,21 +233,10 @@ void llama_kv_region::convert_tensor_inside(
     const size_t offset    = (char *) t->data - mem.pages->data();
     const size_t size_page = mem.pages->page_size();
 
-    size_t done = offset; // pages before this offset contain no old row any more
-
     const auto convert_lines = [&](const llama_kv_lines & from, const llama_kv_lines & to) {
         mem.pages->take(offset + to.offs, to.n_lines*to.stride);
 
         convert(from, to, is_v);
-
-        // free the pages between the new rows and the old rows that are converted next
-        const size_t begin = std::max(done, offset + to.offs + to.n_lines*to.stride);
-        const size_t end   = offset + from.offs + from.n_lines*from.stride;
-
-        if (begin < end) {
-            mem.pages->give(begin, end - begin);
-        }
-        done = end/size_page*size_page;
     };
 
     for (uint32_t s = 0; s < rows.n_stream(); ++s) {
@@ -260,6 +249,7 @@ void llama_kv_region::convert_tensor_inside(
 
     llama_kv_set_type(t, type);
 
+    // free all pages of the tensor at once, because freeing pages interrupts the threads that compute
     llama_kv_each_gap(t, false, rows, n_used, n_bytes_old, [&](size_t offs, size_t size) {
         mem.pages->give(offset + offs, size);
         mem.pages->set_zero(offset + offs, size); // the rest: bytes in pages that also contain live rows

@@ -52,9 +52,10 @@ public:
     bool can_convert_inside(ggml_type type_k, ggml_type type_v) const;
 
     // change the types of the layers, and convert the first n_used[s] rows of each stream s, as far as they are in `rows`
-    // The new rows overwrite the old rows, from the start of each tensor. The pages after the new rows are freed meanwhile. So
-    // almost no additional memory is needed. All other bytes are zero after that. Pages of rows that exist but are not used are
-    // free, so call take().
+    // The new rows overwrite the old rows, from the start of each tensor. All other bytes are zero after that, and their pages
+    // are free. This includes the pages of rows that exist but are not used, so call take().
+    // With one stream, no additional memory is needed. With several streams, a stream can move to addresses of which no page is
+    // committed. Pages are freed after each tensor, so additional memory is needed for at most one tensor in its new type.
     void convert_inside(
             ggml_type type_k, ggml_type type_v, const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert);
 

@@ -99,8 +99,12 @@ TYPES = (
         "exit",
     ),
     Trap(
-        "in place, pages of rows that are not converted yet are freed",
-        Edit(REGION, "mem.pages->give(begin, end - begin);", "mem.pages->give(begin, end - begin + 16*size_page);"),
+        "in place, pages of converted rows are freed",
+        Edit(
+            REGION,
+            "mem.pages->give(offset + offs, size);",
+            "mem.pages->give(offset + offs - std::min<size_t>(offs, 2*size_page), size);",
+        ),
         unit("test-kv-types"),
         "exit",
     ),
