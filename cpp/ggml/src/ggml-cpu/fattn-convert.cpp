@@ -1,0 +1,543 @@
+#include "fattn-convert.h"
+
+#include "ggml-cpu.h"
+#include "ggml-impl.h"
+#include "ggml.h"
+#include "ops.h"
+#include "quants.h"
+#include "simd-gemm.h"
+#include "vec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+// Turns the scores of a tile into weights, and adapts the sum and the output of the previous tiles to the new maximum
+static void ggml_flash_attn_ext_soft_max_tile(float * kq, int n_kv, float * VKQ, int64_t DV, float & M, float & S) {
+    float tile_max;
+    ggml_vec_max_f32(n_kv, &tile_max, kq);
+
+    if (tile_max == -INFINITY) {
+        memset(kq, 0, n_kv * sizeof(float));
+        return;
+    }
+
+    if (tile_max > M) {
+        const float ms = expf(M - tile_max);
+        ggml_vec_scale_f32(DV, VKQ, ms);
+        S *= ms;
+        M  = tile_max;
+    }
+
+    S += ggml_vec_soft_max_f32(n_kv, kq, kq, M);
+}
+
+// Adds the sink of a head to the sum, and adapts the output to the new maximum
+static void ggml_flash_attn_ext_add_sink(float s, float * VKQ, int64_t DV, float & M, float & S) {
+    float ms = 1.0f;
+    float vs = 1.0f;
+
+    if (s > M) {
+        ms = expf(M - s);
+        M  = s;
+        ggml_vec_scale_f32(DV, VKQ, ms);
+    } else {
+        vs = expf(s - M);
+    }
+
+    S = S*ms + vs;
+}
+
+// Division of flash attention among threads, for fewer query rows than a tile, with K and V that are converted to F32
+//
+// A query is a row of Q for one head. A tile has the queries that share a K head and a V head, so that each row of K and V
+// is converted once for all of them. With few tiles, the KV range is also split into chunks. The result of a tile and a
+// chunk is a partial for later reduction.
+struct ggml_fa_few_rows_tiles {
+    int64_t n_head_group; // heads that share a K head and a V head
+    int64_t n_query;      // queries of a group in one stream
+    int64_t n_tile_group; // tiles of a group in one stream
+    int64_t n_tile;       // all tiles
+    int64_t n_chunk;      // chunks of the KV range
+    int64_t chunk_size;   // KV rows of a chunk
+    bool    is_many;      // there are enough tiles for all threads, and their work can differ
+
+    static constexpr int64_t Q_TILE_SZ  = ggml_fa_tile_config::Q;
+    static constexpr int64_t KV_TILE_SZ = ggml_fa_tile_config::KV;
+
+    ggml_fa_few_rows_tiles(const ggml_tensor * dst, int nth) {
+        const ggml_tensor * q = dst->src[0];
+        const ggml_tensor * k = dst->src[1];
+        const ggml_tensor * v = dst->src[2];
+
+        n_head_group = std::gcd(q->ne[2]/k->ne[2], q->ne[2]/v->ne[2]);
+        n_query      = q->ne[1]*n_head_group;
+        n_tile_group = (n_query + Q_TILE_SZ - 1)/Q_TILE_SZ;
+        n_tile       = n_tile_group*(q->ne[2]/n_head_group)*q->ne[3];
+
+        // with many tiles, each thread takes the next one. with few tiles, each thread has an equal part of all chunks
+        const int64_t n_many = GGML_FA_MAX_UNITS/2*nth;
+
+        is_many = n_tile >= n_many && q->ne[1]*q->ne[3] > 1;
+
+        // ggml_graph_plan() has memory for GGML_FA_MAX_UNITS*nth partials, or with one chunk for nth partials
+        int64_t n_want = n_tile >= n_many ? 1 : nth/std::gcd(n_tile, (int64_t) nth);
+        if (n_want*n_tile > GGML_FA_MAX_UNITS*nth) {
+            n_want = (n_many + n_tile - 1)/n_tile;
+        }
+
+        chunk_size = GGML_PAD((k->ne[1] + n_want - 1)/n_want, KV_TILE_SZ);
+        n_chunk    = (k->ne[1] + chunk_size - 1)/chunk_size;
+    }
+};
+
+// Writes M, S and VKQ of each query of a tile to partials, for one chunk of the KV range
+static void ggml_flash_attn_ext_few_rows_unit(
+        ggml_tensor * dst,
+        const ggml_fa_few_rows_tiles & tiles,
+        int64_t i_tile, int64_t i_chunk,
+        float * partials,
+        float * wdata) {
+    const ggml_tensor * q     = dst->src[0];
+    const ggml_tensor * k     = dst->src[1];
+    const ggml_tensor * v     = dst->src[2];
+    const ggml_tensor * mask  = dst->src[3];
+    const ggml_tensor * sinks = dst->src[4];
+
+    const int64_t DK     = k->ne[0];
+    const int64_t DV     = v->ne[0];
+    const int64_t n_head = q->ne[2];
+
+    float scale         = 1.0f;
+    float max_bias      = 0.0f;
+    float logit_softcap = 0.0f;
+
+    memcpy(&scale,         (float *) dst->op_params + 0, sizeof(float));
+    memcpy(&max_bias,      (float *) dst->op_params + 1, sizeof(float));
+    memcpy(&logit_softcap, (float *) dst->op_params + 2, sizeof(float));
+
+    if (logit_softcap != 0) {
+        scale /= logit_softcap;
+    }
+
+    const uint32_t n_head_log2 = 1u << (uint32_t) floor(log2(n_head));
+
+    const float m0 = powf(2.0f, -(max_bias       ) / n_head_log2);
+    const float m1 = powf(2.0f, -(max_bias / 2.0f) / n_head_log2);
+
+    ggml_to_float_t const k_to_float = ggml_cpu_get_to_float(k->type);
+    ggml_to_float_t const v_to_float = ggml_cpu_get_to_float(v->type);
+
+    GGML_ASSERT(k_to_float && "fattn: unsupported K-type");
+    GGML_ASSERT(v_to_float && "fattn: unsupported V-type");
+
+    static constexpr int Q_TILE_SZ = ggml_fa_tile_config::Q;
+    static constexpr int K_PACK_SZ = ggml_fa_tile_config::K_PACK;
+
+    // heads, stream and first query of the tile
+    const int64_t n_group = n_head/tiles.n_head_group;
+    const int64_t i_group = i_tile/tiles.n_tile_group % n_group;
+    const int64_t i3      = i_tile/tiles.n_tile_group / n_group;
+    const int64_t iq0     = i_tile%tiles.n_tile_group * Q_TILE_SZ;
+    const int64_t h0      = i_group*tiles.n_head_group;
+    const int     nq      = (int) std::min((int64_t) Q_TILE_SZ, tiles.n_query - iq0);
+
+    const char * k_head = (const char *) k->data + h0/(n_head/k->ne[2])*k->nb[2] + i3/(q->ne[3]/k->ne[3])*k->nb[3];
+    const char * v_head = (const char *) v->data + h0/(n_head/v->ne[2])*v->nb[2] + i3/(q->ne[3]/v->ne[3])*v->nb[3];
+
+    // a product of matrices needs a transposed tile of K, which is faster for several queries
+    const bool use_gemm   = nq >= 8;
+    const int  KV_TILE_SZ = use_gemm ? ggml_fa_tile_config::KV : ggml_fa_tile_config::KV/2; // converted rows stay in the L1 cache
+
+    // Per-thread scratch layout:
+    // Q32:    Q_TILE_SZ * DK (queries)
+    // KQ:     Q_TILE_SZ * KV_TILE_SZ (attention scores in float)
+    // VKQ32:  Q_TILE_SZ * DV (FP32 output accumulator)
+    // KV32:   KV_TILE_SZ * MAX(DK, DV) (F32 buffer for K tile, then for V tile)
+    // K_rows: K_PACK_SZ * DK (F32 buffer for K rows that are converted before they are packed)
+    float * Q32    = wdata;
+    float * KQ     = Q32   + Q_TILE_SZ  * DK;
+    float * VKQ32  = KQ    + Q_TILE_SZ  * KV_TILE_SZ;
+    float * KV32   = VKQ32 + Q_TILE_SZ  * DV;
+    float * K_rows = KV32  + KV_TILE_SZ * MAX(DK, DV);
+
+    float S[Q_TILE_SZ];
+    float M[Q_TILE_SZ];
+    float slopes[Q_TILE_SZ];
+
+    const ggml_fp16_t * masks[Q_TILE_SZ] = {};
+
+    for (int iq = 0; iq < nq; ++iq) {
+        const int64_t  i1 = (iq0 + iq)/tiles.n_head_group;
+        const uint32_t h  = h0 + (iq0 + iq)%tiles.n_head_group; // head index
+
+        memcpy(Q32 + iq * DK, (const char *) q->data + i1*q->nb[1] + h*q->nb[2] + i3*q->nb[3], DK * sizeof(float));
+
+        S[iq] = 0.0f;
+        M[iq] = -INFINITY;
+
+        slopes[iq] = (max_bias > 0.0f) ? h < n_head_log2 ? powf(m0, h + 1) : powf(m1, 2*(h - n_head_log2) + 1) : 1.0f;
+        if (mask) {
+            masks[iq] = (const ggml_fp16_t *)((const char *) mask->data + i1*mask->nb[1] + (h%mask->ne[2])*mask->nb[2] + (i3%mask->ne[3])*mask->nb[3]);
+        }
+    }
+
+    memset(VKQ32, 0, nq * DV * sizeof(float));
+
+    int64_t       ic     = i_chunk*tiles.chunk_size;
+    const int64_t ic_end = std::min(ic + tiles.chunk_size, k->ne[1]);
+
+    while (ic < ic_end) {
+        // fill the tile with rows that are not masked for all queries
+        int64_t rows[ggml_fa_tile_config::KV];
+        int     kv_tile = 0;
+
+        for (; ic < ic_end && kv_tile < KV_TILE_SZ; ++ic) {
+            bool can_skip = mask != nullptr;
+            for (int iq = 0; iq < nq && can_skip; ++iq) {
+                if (iq == 0 || masks[iq] != masks[iq - 1]) {
+                    can_skip = GGML_CPU_FP16_TO_FP32(masks[iq][ic]) == -INFINITY;
+                }
+            }
+            if (!can_skip) {
+                rows[kv_tile++] = ic;
+            }
+        }
+
+        if (kv_tile == 0) {
+            break;
+        }
+
+        if (use_gemm) {
+            // convert K_PACK_SZ rows, then transpose them together
+            for (int tk = 0; tk < KV_TILE_SZ; tk += K_PACK_SZ) {
+                const int n_rows = MAX(0, MIN(K_PACK_SZ, kv_tile - tk));
+                for (int tp = 0; tp < n_rows; ++tp) {
+                    k_to_float(k_head + rows[tk + tp]*k->nb[1], K_rows + tp * DK, DK);
+                }
+                memset(K_rows + n_rows * DK, 0, (K_PACK_SZ - n_rows) * DK * sizeof(float));
+                for (int64_t dk = 0; dk < DK; ++dk) {
+                    for (int tp = 0; tp < K_PACK_SZ; ++tp) {
+                        KV32[dk * KV_TILE_SZ + tk + tp] = K_rows[tp * DK + dk];
+                    }
+                }
+            }
+            memset(KQ, 0, nq * KV_TILE_SZ * sizeof(float));
+            simd_gemm(KQ, Q32, KV32, nq, DK, KV_TILE_SZ);
+        } else {
+            for (int tk = 0; tk < kv_tile; ++tk) {
+                k_to_float(k_head + rows[tk]*k->nb[1], KV32 + tk * DK, DK);
+            }
+            for (int iq = 0; iq < nq; ++iq) {
+                for (int tk = 0; tk < kv_tile; ++tk) {
+                    ggml_vec_dot_f32(DK, KQ + iq * KV_TILE_SZ + tk, 0, KV32 + tk * DK, 0, Q32 + iq * DK, 0, 1);
+                }
+            }
+        }
+
+        float mask32[ggml_fa_tile_config::KV];
+
+        for (int iq = 0; iq < nq; ++iq) {
+            float * kq_row = KQ + iq * KV_TILE_SZ;
+
+            ggml_vec_scale_f32(kv_tile, kq_row, scale);
+
+            if (logit_softcap != 0.0f) {
+                ggml_vec_tanh_f32(kv_tile, kq_row, kq_row);
+                ggml_vec_scale_f32(kv_tile, kq_row, logit_softcap);
+            }
+
+            if (mask) {
+                if (iq > 0 && masks[iq] == masks[iq - 1]) {
+                    // the previous query has the same mask
+                } else if (rows[kv_tile - 1] - rows[0] == kv_tile - 1) {
+                    ggml_cpu_fp16_to_fp32(masks[iq] + rows[0], mask32, kv_tile);
+                } else {
+                    for (int tk = 0; tk < kv_tile; ++tk) {
+                        mask32[tk] = GGML_CPU_FP16_TO_FP32(masks[iq][rows[tk]]);
+                    }
+                }
+                ggml_vec_mad_f32(kv_tile, kq_row, mask32, slopes[iq]);
+            }
+
+            for (int tk = kv_tile; tk < KV_TILE_SZ; ++tk) {
+                kq_row[tk] = -INFINITY;
+            }
+
+            ggml_flash_attn_ext_soft_max_tile(kq_row, KV_TILE_SZ, VKQ32 + iq * DV, DV, M[iq], S[iq]);
+        }
+
+        // V accumulation: VKQ32 += softmax(KQ) * V
+        for (int tk = 0; tk < kv_tile; ++tk) {
+            v_to_float(v_head + rows[tk]*v->nb[1], KV32 + tk * DV, DV);
+        }
+        memset(KV32 + kv_tile * DV, 0, (KV_TILE_SZ - kv_tile) * DV * sizeof(float));
+        simd_gemm(VKQ32, KQ, KV32, nq, KV_TILE_SZ, DV);
+    }
+
+    for (int iq = 0; iq < nq; ++iq) {
+        // sinks - apply only on the first kv-chunk
+        if (sinks && i_chunk == 0) {
+            const float s = ((const float *) sinks->data)[h0 + (iq0 + iq)%tiles.n_head_group];
+
+            ggml_flash_attn_ext_add_sink(s, VKQ32 + iq * DV, DV, M[iq], S[iq]);
+        }
+
+        float * partial = partials + iq * (2 + DV);
+        partial[0] = M[iq];
+        partial[1] = S[iq];
+        memcpy(partial + 2, VKQ32 + iq * DV, DV * sizeof(float));
+    }
+}
+
+// Combines the partials of all chunks of a tile, and writes the result
+// Partials layout: [n_chunk][n_partial], where a partial is M, S and VKQ
+static void ggml_flash_attn_ext_reduce_few_rows(
+        ggml_tensor * dst,
+        const ggml_fa_few_rows_tiles & tiles,
+        int64_t i_tile,
+        const float * partials, int64_t chunk_stride,
+        float * VKQ) {
+    static constexpr int Q_TILE_SZ = ggml_fa_tile_config::Q;
+
+    const int64_t DV      = dst->ne[0];
+    const int64_t n_head  = dst->ne[1];
+    const int64_t n_group = n_head/tiles.n_head_group;
+    const int64_t i_group = i_tile/tiles.n_tile_group % n_group;
+    const int64_t i3      = i_tile/tiles.n_tile_group / n_group;
+    const int64_t iq0     = i_tile%tiles.n_tile_group * Q_TILE_SZ;
+
+    for (int64_t iq = iq0; iq < std::min(iq0 + Q_TILE_SZ, tiles.n_query); ++iq) {
+        const float * partial = partials + (iq - iq0)*(2 + DV);
+
+        float M = -INFINITY;
+        for (int64_t i = 0; i < tiles.n_chunk; ++i) {
+            M = fmaxf(M, partial[i*chunk_stride]);
+        }
+
+        float S = 0.0f;
+        memset(VKQ, 0, DV * sizeof(float));
+
+        for (int64_t i = 0; i < tiles.n_chunk; ++i) {
+            const float * chunk = partial + i*chunk_stride;
+            if (chunk[1] == 0.0f) {
+                continue;
+            }
+            const float ms = expf(chunk[0] - M);
+            ggml_vec_mad_f32(DV, VKQ, chunk + 2, ms);
+            S += chunk[1]*ms;
+        }
+
+        if (S != 0.0f) {
+            ggml_vec_scale_f32(DV, VKQ, 1.0f/S);
+        }
+
+        const int64_t i1 = iq/tiles.n_head_group;
+        const int64_t h  = i_group*tiles.n_head_group + iq%tiles.n_head_group;
+
+        // permute(0, 2, 1, 3)
+        memcpy((char *) dst->data + h*dst->nb[1] + i1*dst->nb[2] + i3*dst->nb[3], VKQ, DV * sizeof(float));
+    }
+}
+
+void ggml_compute_forward_flash_attn_ext_few_rows(const ggml_compute_params * params, ggml_tensor * dst) {
+    const int ith = params->ith;
+    const int nth = params->nth;
+
+    const int64_t DK = dst->src[1]->ne[0];
+    const int64_t DV = dst->src[2]->ne[0];
+
+    const ggml_fa_few_rows_tiles tiles(dst, nth);
+
+    // Work buffer layout: [thread][scratch], [chunk][tile][query][M, S, VKQ], or with one chunk: [thread][query][M, S, VKQ]
+    const int64_t wdata_per_thread = GGML_FA_SCRATCH(DK, DV) + CACHE_LINE_SIZE_F32;
+    const int64_t tile_stride      = std::min((int64_t) GGML_FA_TILE_Q, tiles.n_query)*(2 + DV);
+
+    GGML_ASSERT(params->wsize >= sizeof(float)*(nth*wdata_per_thread + (tiles.n_chunk == 1 ? nth : tiles.n_tile*tiles.n_chunk)*tile_stride));
+
+    float * wdata    = (float *) params->wdata + ith*wdata_per_thread;
+    float * partials = (float *) params->wdata + nth*wdata_per_thread;
+
+    const auto compute_unit = [&](int64_t i) {
+        const int64_t i_tile = i%tiles.n_tile;
+
+        float * unit = partials + (tiles.n_chunk == 1 ? ith : i)*tile_stride;
+
+        ggml_flash_attn_ext_few_rows_unit(dst, tiles, i_tile, i/tiles.n_tile, unit, wdata);
+        if (tiles.n_chunk == 1) {
+            ggml_flash_attn_ext_reduce_few_rows(dst, tiles, i_tile, unit, 0, wdata);
+        }
+    };
+
+    const int64_t n_unit = tiles.n_tile*tiles.n_chunk;
+
+    if (tiles.is_many) {
+        if (ith == 0) {
+            ggml_threadpool_chunk_set(params->threadpool, nth);
+        }
+
+        ggml_barrier(params->threadpool);
+
+        for (int64_t i = ith; i < n_unit; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            compute_unit(i);
+        }
+    } else {
+        for (int64_t i = n_unit*ith/nth; i < n_unit*(ith + 1)/nth; ++i) {
+            compute_unit(i);
+        }
+    }
+
+    if (tiles.n_chunk > 1) {
+        ggml_barrier(params->threadpool);
+
+        for (int64_t i_tile = ith; i_tile < tiles.n_tile; i_tile += nth) {
+            ggml_flash_attn_ext_reduce_few_rows(dst, tiles, i_tile, partials + i_tile*tile_stride, tiles.n_tile*tile_stride, wdata);
+        }
+    }
+}
+
+void ggml_compute_forward_flash_attn_ext_split_kv(
+        ggml_tensor * dst,
+        int64_t ic_start, int64_t ic_end,
+        float * partials, int64_t partial_stride,
+        float * wdata) {
+    const ggml_tensor * q     = dst->src[0];
+    const ggml_tensor * k     = dst->src[1];
+    const ggml_tensor * v     = dst->src[2];
+    const ggml_tensor * mask  = dst->src[3];
+    const ggml_tensor * sinks = dst->src[4];
+
+    const int64_t DK     = k->ne[0];
+    const int64_t DV     = v->ne[0];
+    const int64_t n_head = q->ne[2];
+
+    const int64_t rk2 = n_head/k->ne[2];
+    const int64_t rv2 = n_head/v->ne[2];
+
+    float scale         = 1.0f;
+    float max_bias      = 0.0f;
+    float logit_softcap = 0.0f;
+
+    memcpy(&scale,         (float *) dst->op_params + 0, sizeof(float));
+    memcpy(&max_bias,      (float *) dst->op_params + 1, sizeof(float));
+    memcpy(&logit_softcap, (float *) dst->op_params + 2, sizeof(float));
+
+    if (logit_softcap != 0) {
+        scale /= logit_softcap;
+    }
+
+    const uint32_t n_head_log2 = 1u << (uint32_t) floor(log2(n_head));
+
+    const float m0 = powf(2.0f, -(max_bias       ) / n_head_log2);
+    const float m1 = powf(2.0f, -(max_bias / 2.0f) / n_head_log2);
+
+    ggml_to_float_t const k_to_float = ggml_cpu_get_to_float(k->type);
+    ggml_to_float_t const v_to_float = ggml_cpu_get_to_float(v->type);
+
+    static constexpr int H_TILE_SZ  = ggml_fa_tile_config::Q;
+    static constexpr int KV_TILE_SZ = ggml_fa_tile_config::KV/2; // the converted rows stay in the L1 cache
+
+    // Per-thread scratch layout:
+    // KQ:    H_TILE_SZ * KV_TILE_SZ (attention scores in float)
+    // VKQ32: H_TILE_SZ * DV (FP32 output accumulator)
+    // KV32:  KV_TILE_SZ * MAX(DK, DV) (F32 buffer for K tile, then for V tile)
+    float * KQ    = wdata;
+    float * VKQ32 = KQ    + H_TILE_SZ  * KV_TILE_SZ;
+    float * KV32  = VKQ32 + H_TILE_SZ  * DV;
+
+    int64_t h0 = 0;
+    while (h0 < n_head) {
+        // heads that share a K head and a V head
+        const int64_t ik2 = h0/rk2;
+        const int64_t iv2 = h0/rv2;
+        const int     nh  = (int) std::min((int64_t) H_TILE_SZ, std::min((ik2 + 1)*rk2, (iv2 + 1)*rv2) - h0);
+
+        float S[H_TILE_SZ];
+        float M[H_TILE_SZ];
+
+        for (int ih = 0; ih < nh; ++ih) {
+            S[ih] = 0.0f;
+            M[ih] = -INFINITY;
+        }
+
+        memset(VKQ32, 0, nh * DV * sizeof(float));
+
+        int64_t ic = ic_start;
+        while (ic < ic_end) {
+            // fill the tile with rows that are not masked for all heads
+            int64_t rows[KV_TILE_SZ];
+            int     kv_tile = 0;
+
+            for (; ic < ic_end && kv_tile < KV_TILE_SZ; ++ic) {
+                bool can_skip = mask != nullptr;
+                for (int ih = 0; ih < nh && can_skip; ++ih) {
+                    const ggml_fp16_t * mp = (const ggml_fp16_t *)((const char *) mask->data + ((h0 + ih)%mask->ne[2])*mask->nb[2]);
+                    can_skip = GGML_CPU_FP16_TO_FP32(mp[ic]) == -INFINITY;
+                }
+                if (!can_skip) {
+                    rows[kv_tile++] = ic;
+                }
+            }
+
+            for (int tk = 0; tk < kv_tile; ++tk) {
+                k_to_float((const char *) k->data + rows[tk]*k->nb[1] + ik2*k->nb[2], KV32 + tk * DK, DK);
+            }
+
+            for (int ih = 0; ih < nh; ++ih) {
+                const uint32_t h = h0 + ih; // head index
+                const float slope = (max_bias > 0.0f) ? h < n_head_log2 ? powf(m0, h + 1) : powf(m1, 2*(h - n_head_log2) + 1) : 1.0f;
+
+                const float * pq     = (const float *)((const char *) q->data + h*q->nb[2]);
+                float       * kq_row = KQ + ih * KV_TILE_SZ;
+
+                for (int tk = 0; tk < kv_tile; ++tk) {
+                    ggml_vec_dot_f32(DK, kq_row + tk, 0, KV32 + tk * DK, 0, pq, 0, 1);
+                }
+
+                ggml_vec_scale_f32(kv_tile, kq_row, scale);
+
+                if (logit_softcap != 0.0f) {
+                    ggml_vec_tanh_f32(kv_tile, kq_row, kq_row);
+                    ggml_vec_scale_f32(kv_tile, kq_row, logit_softcap);
+                }
+
+                if (mask) {
+                    const ggml_fp16_t * mp = (const ggml_fp16_t *)((const char *) mask->data + (h%mask->ne[2])*mask->nb[2]);
+                    for (int tk = 0; tk < kv_tile; ++tk) {
+                        kq_row[tk] += slope*GGML_CPU_FP16_TO_FP32(mp[rows[tk]]);
+                    }
+                }
+
+                for (int tk = kv_tile; tk < KV_TILE_SZ; ++tk) {
+                    kq_row[tk] = -INFINITY;
+                }
+
+                ggml_flash_attn_ext_soft_max_tile(kq_row, KV_TILE_SZ, VKQ32 + ih * DV, DV, M[ih], S[ih]);
+            }
+
+            // V accumulation: VKQ32 += softmax(KQ) * V
+            for (int tk = 0; tk < kv_tile; ++tk) {
+                v_to_float((const char *) v->data + rows[tk]*v->nb[1] + iv2*v->nb[2], KV32 + tk * DV, DV);
+            }
+            memset(KV32 + kv_tile * DV, 0, (KV_TILE_SZ - kv_tile) * DV * sizeof(float));
+            simd_gemm(VKQ32, KQ, KV32, nh, KV_TILE_SZ, DV);
+        }
+
+        for (int ih = 0; ih < nh; ++ih) {
+            // sinks - apply only on the first kv-chunk
+            if (sinks && ic_start == 0) {
+                const float s = ((const float *) sinks->data)[h0 + ih];
+
+                ggml_flash_attn_ext_add_sink(s, VKQ32 + ih * DV, DV, M[ih], S[ih]);
+            }
+
+            float * partial = partials + (h0 + ih) * partial_stride;
+            partial[0] = M[ih];
+            partial[1] = S[ih];
+            memcpy(partial + 2, VKQ32 + ih * DV, DV * sizeof(float));
+        }
+
+        h0 += nh;
+    }
+}
