@@ -263,12 +263,14 @@ class Comparison:
     mode: the kind of cache of the second context
     args: further arguments for kv-bench
     other: the path of the first context's libllama; None for the libllama that kv-bench is linked with
+    times: this comparison has so many times the usual number of rounds; only with `other`
     """
 
     note: str
     mode: str
     args: tuple[str, ...]
     other: Path | None
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -323,12 +325,13 @@ class KvBench:
         """Return the measured pairs of calls of each comparison.
 
         With one libllama, a single process creates `rounds` pairs of contexts, one pair after the other. With two
-        libraries, there are half as many rounds, but at least two. Each of these rounds is two processes.
+        libraries, there are half as many rounds, times `Comparison.times`, but at least two. Each of these rounds is
+        two processes.
         """
         # The library that is loaded first is about 2 % faster or slower than the library that is loaded second. So with
         # two libraries, a round is two processes, one for each order.
-        seeds = range(2 * max(2, rounds // 2))
-        runs = [(number, seed) for number, each in enumerate(comparisons) for seed in (seeds if each.other else [0])]
+        seeds = [range(2 * max(2, each.times * rounds // 2) if each.other else 1) for each in comparisons]
+        runs = [(number, seed) for number, some in enumerate(seeds) for seed in some]
 
         def measure(run: tuple[int, int]) -> list[Pair]:
             number, seed = run
