@@ -54,8 +54,9 @@ public:
     // change the types of the layers, and convert the first n_used[s] rows of each stream s, as far as they are in `rows`
     // The new rows overwrite the old rows, from the start of each tensor. All other bytes are zero after that, and their pages
     // are free. This includes the pages of rows that exist but are not used, so call take().
-    // With one stream, no additional memory is needed. With several streams, a stream can move to addresses of which no page is
-    // committed. Pages are freed after each tensor, so additional memory is needed for at most one tensor in its new type.
+    // Rows can move to addresses of which no page is committed, if there are several streams or if cells before them are free.
+    // Pages are freed after each tensor, so additional memory is needed for at most one tensor in its new type. Otherwise, no
+    // additional memory is needed.
     void convert_inside(
             ggml_type type_k, ggml_type type_v, const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert);
 

@@ -39,6 +39,7 @@ enum mask_kind {
     MASK_CAUSAL,
     MASK_WINDOW, // a query sees only the last 96 positions
     MASK_HOLES,  // a third of the cells belongs to other sequences
+    MASK_EMPTY,  // causal, but the first query sees no cell
 };
 
 struct test_shape {
@@ -73,6 +74,7 @@ static const test_shape shapes[] = {
     { "token, sinks",          64,  64,   8,   4,   1,  641, 1, MASK_CAUSAL, 0.0f, 0.0f, true },
     { "token, short",          64,  64,   4,   4,   1,   77, 1, MASK_CAUSAL },
     { "token, streams",        64,  64,   4,   4,   1,  600, 3, MASK_CAUSAL },
+    { "token, long V",         64, 128,   4,   2,   1,  600, 1, MASK_HOLES  },
     { "few rows, gqa 1",       64,  64,   3,   1,   7,  129, 1, MASK_NONE   },
     { "few rows, gqa 3",       64,  64,   9,   3,   2,  600, 1, MASK_CAUSAL },
     { "few rows, gqa 4",      128, 128,   8,   4,  63,  777, 1, MASK_HOLES  },
@@ -82,6 +84,11 @@ static const test_shape shapes[] = {
     { "few rows, soft cap",    64,  64,   4,   4,   3,  513, 1, MASK_HOLES,  0.0f, 5.0f },
     { "few rows, sinks",       64,  64,   8,   4,  33,  641, 1, MASK_CAUSAL, 0.0f, 0.0f, true },
     { "few rows, streams",     64,  64,   4,   2,   4,  200, 3, MASK_CAUSAL },
+    { "few rows, chunk sinks", 64,  64,   4,   4,   3,  641, 1, MASK_CAUSAL, 0.0f, 0.0f, true }, // a chunk for each thread
+    { "few rows, 10 tiles",    64,  64,  20,   2,  32,  650, 1, MASK_CAUSAL },                   // not a chunk for each thread
+    { "few rows, 2 chunks",    64,  64,   2,   2,   2,  100, 1, MASK_CAUSAL },                   // fewer units than threads
+    { "few rows, empty",       64,  64,   6,   3,   3,  300, 1, MASK_EMPTY  },
+    { "few rows, long V",      64, 128,   4,   2,   5,  300, 1, MASK_HOLES  },
     { "prompt, gqa 1",         64,  64,   3,   1,  64,  129, 1, MASK_NONE   },
     { "prompt, gqa 3",         64,  64,   9,   3,  70,  133, 1, MASK_CAUSAL },
     { "prompt, gqa 4",        128, 128,   4,   4,  65,  200, 1, MASK_HOLES  },
@@ -91,6 +98,8 @@ static const test_shape shapes[] = {
     { "prompt, soft cap",      64,  64,   4,   4,  64,  101, 1, MASK_HOLES,  0.0f, 5.0f },
     { "prompt, sinks",         64,  64,   8,   4, 129,  191, 1, MASK_CAUSAL, 0.0f, 0.0f, true },
     { "prompt, streams",       64,  64,   4,   2,  64,  130, 3, MASK_CAUSAL },
+    { "prompt, empty",         64,  64,   6,   3,  65,  130, 1, MASK_EMPTY  },
+    { "prompt, long V",        64, 128,   4,   2,  64,  130, 1, MASK_HOLES  },
 };
 
 // return random numbers that are the same on every platform, roughly normal with a standard deviation of 1
@@ -193,7 +202,8 @@ struct test_op {
                 const int64_t pos = shape.n_kv - shape.n_rows - 3 + i;
 
                 for (int64_t j = 0; j < shape.n_kv; ++j) {
-                    const bool is_visible = j <= pos && !is_hole[j] && (shape.mask != MASK_WINDOW || pos - j < 96);
+                    const bool is_visible = j <= pos && !is_hole[j] && (shape.mask != MASK_WINDOW || pos - j < 96) &&
+                        (shape.mask != MASK_EMPTY || i > 0);
                     const float bias = shape.max_bias > 0.0f ? (float) (j - pos) : 0.0f;
 
                     *data++ = ggml_fp32_to_fp16(is_visible ? bias : -INFINITY);
@@ -309,7 +319,7 @@ struct test_op {
                     }
 
                     for (const double x : row) {
-                        res.push_back(x/sum);
+                        res.push_back(sum == 0.0 ? 0.0 : x/sum);
                     }
                 }
             }

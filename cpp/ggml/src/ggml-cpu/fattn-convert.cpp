@@ -49,11 +49,39 @@ static void ggml_flash_attn_ext_add_sink(float s, float * VKQ, int64_t DV, float
     S = S*ms + vs;
 }
 
+bool ggml_fa_is_converted(const ggml_tensor * dst) {
+    const ggml_type type_k = dst->src[1]->type;
+    const ggml_type type_v = dst->src[2]->type;
+
+    return type_k != type_v || (type_k != GGML_TYPE_F32 && type_k != GGML_TYPE_F16);
+}
+
+size_t ggml_fa_convert_work_size(const ggml_tensor * dst, int n_tasks) {
+    if (!ggml_fa_is_converted(dst)) {
+        return 0;
+    }
+
+    const int64_t neq1 = dst->src[0]->ne[1];
+    const int64_t neq2 = dst->src[0]->ne[2];
+    const int64_t DK   = dst->src[1]->ne[0];
+    const int64_t DV   = dst->src[2]->ne[0];
+
+    // with a single row of Q, also the scratch and the partials of the path that splits the KV range
+    const int64_t split = DK + 2*DV + neq2*(2 + DV) + GGML_FA_SPLIT_SCRATCH(DK, DV);
+
+    // with few rows of Q, the scratch of a tile, and the results of all units
+    const int64_t few = GGML_FA_SCRATCH(DK, DV) + GGML_FA_MAX_UNITS*std::min((int64_t) GGML_FA_TILE_Q, neq1*neq2)*(2 + DV);
+
+    const int64_t n_floats = neq1 >= GGML_FA_TILE_Q ? 0 : neq1 == 1 ? std::max(split, few) : few;
+
+    return sizeof(float)*n_tasks*(n_floats + CACHE_LINE_SIZE_F32);
+}
+
 // Division of flash attention among threads, for fewer query rows than a tile, with K and V that are converted to F32
 //
 // A query is a row of Q for one head. A tile has the queries that share a K head and a V head, so that each row of K and V
-// is converted once for all of them. With few tiles, the KV range is also split into chunks. The result of a tile and a
-// chunk is a partial for later reduction.
+// is converted once for all of them. With few tiles, the KV range is also split into chunks. A unit of work is one tile and one
+// chunk. It has one partial result per query, for later reduction.
 struct ggml_fa_few_rows_tiles {
     int64_t n_head_group; // heads that share a K head and a V head
     int64_t n_query;      // queries of a group in one stream
@@ -76,23 +104,23 @@ struct ggml_fa_few_rows_tiles {
         n_tile_group = (n_query + Q_TILE_SZ - 1)/Q_TILE_SZ;
         n_tile       = n_tile_group*(q->ne[2]/n_head_group)*q->ne[3];
 
-        // with many tiles, each thread takes the next one. with few tiles, each thread has an equal part of all chunks
+        // with many tiles, each thread takes the next one. with few tiles, each thread has about as many units as the others
         const int64_t n_many = GGML_FA_MAX_UNITS/2*nth;
 
-        is_many = n_tile >= n_many && q->ne[1]*q->ne[3] > 1;
+        is_many = n_tile >= n_many && q->ne[1]*q->ne[3] > 1 && !ggml_is_numa();
 
-        // ggml_graph_plan() has memory for GGML_FA_MAX_UNITS*nth partials, or with one chunk for nth partials
+        // the work buffer has room for the results of GGML_FA_MAX_UNITS*nth units. with one chunk, only nth of them are used
         int64_t n_want = n_tile >= n_many ? 1 : nth/std::gcd(n_tile, (int64_t) nth);
         if (n_want*n_tile > GGML_FA_MAX_UNITS*nth) {
             n_want = (n_many + n_tile - 1)/n_tile;
         }
 
-        chunk_size = GGML_PAD((k->ne[1] + n_want - 1)/n_want, KV_TILE_SZ);
-        n_chunk    = (k->ne[1] + chunk_size - 1)/chunk_size;
+        chunk_size = GGML_PAD((std::max(k->ne[1], (int64_t) 1) + n_want - 1)/n_want, KV_TILE_SZ);
+        n_chunk    = std::max((k->ne[1] + chunk_size - 1)/chunk_size, (int64_t) 1);
     }
 };
 
-// Writes M, S and VKQ of each query of a tile to partials, for one chunk of the KV range
+// Computes one unit: writes M, S and VKQ of each query of a tile to partials, for one chunk of the KV range
 static void ggml_flash_attn_ext_few_rows_unit(
         ggml_tensor * dst,
         const ggml_fa_few_rows_tiles & tiles,
@@ -292,7 +320,7 @@ static void ggml_flash_attn_ext_few_rows_unit(
 }
 
 // Combines the partials of all chunks of a tile, and writes the result
-// Partials layout: [n_chunk][n_partial], where a partial is M, S and VKQ
+// Partials layout: [chunk][query][M, S, VKQ], with chunk_stride floats per chunk
 static void ggml_flash_attn_ext_reduce_few_rows(
         ggml_tensor * dst,
         const ggml_fa_few_rows_tiles & tiles,
@@ -435,6 +463,9 @@ void ggml_compute_forward_flash_attn_ext_split_kv(
     ggml_to_float_t const k_to_float = ggml_cpu_get_to_float(k->type);
     ggml_to_float_t const v_to_float = ggml_cpu_get_to_float(v->type);
 
+    GGML_ASSERT(k_to_float && "fattn: unsupported K-type");
+    GGML_ASSERT(v_to_float && "fattn: unsupported V-type");
+
     static constexpr int H_TILE_SZ  = ggml_fa_tile_config::Q;
     static constexpr int KV_TILE_SZ = ggml_fa_tile_config::KV/2; // the converted rows stay in the L1 cache
 
@@ -471,13 +502,17 @@ void ggml_compute_forward_flash_attn_ext_split_kv(
 
             for (; ic < ic_end && kv_tile < KV_TILE_SZ; ++ic) {
                 bool can_skip = mask != nullptr;
-                for (int ih = 0; ih < nh && can_skip; ++ih) {
+                for (int ih = 0; can_skip && ih < MIN(nh, mask->ne[2]); ++ih) {
                     const ggml_fp16_t * mp = (const ggml_fp16_t *)((const char *) mask->data + ((h0 + ih)%mask->ne[2])*mask->nb[2]);
                     can_skip = GGML_CPU_FP16_TO_FP32(mp[ic]) == -INFINITY;
                 }
                 if (!can_skip) {
                     rows[kv_tile++] = ic;
                 }
+            }
+
+            if (kv_tile == 0) {
+                break;
             }
 
             for (int tk = 0; tk < kv_tile; ++tk) {
