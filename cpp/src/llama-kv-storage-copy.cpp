@@ -373,7 +373,8 @@ private:
     // use the new buffer for the rows of the layer from now on. If the layer already had its own buffer, free that buffer
     // If the layer was in the first buffer, and this buffer is host memory with pages, free the pages of the layer there.
     void move_in(own_layer & own, new_layer & to) {
-        if (is_created(own)) {
+        const bool was_created = is_created(own);
+        if (was_created) {
             bufs.emplace_back(ggml_context_ptr(), ggml_backend_buffer_ptr());
             own.i_buf = bufs.size() - 1;
         }
@@ -381,7 +382,7 @@ private:
         // nothing below throws
 
         set_layout(own.l, v_trans, [&](ggml_tensor * t, bool) {
-            llama_kv_pages * pages = llama_kv_pages_of_host(t->buffer);
+            llama_kv_pages * pages = was_created ? llama_kv_pages_of_host(t->buffer) : nullptr;
             if (pages) {
                 const size_t n_bytes = in_pages(ggml_nbytes(t));
 
