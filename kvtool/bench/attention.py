@@ -9,8 +9,8 @@ One process has both contexts and calls them alternately. Both are static caches
 The time is measured with a clock. Each round creates both contexts again and has one result: the median of the ratios
 of its pairs of calls. The number in brackets is the 95 % confidence interval of Student's t over the rounds
 (`kvtool/bench/speed.py` has the formula). A round with two builds is two processes, because the library that is loaded
-first has an advantage. So there are half as many of these rounds. Only f16 has more rounds with two builds, because its
-target is a difference of 1 %.
+first has an advantage. So there are half as many of these rounds, but at least two. f16 has about four times as many,
+because the target of f16 has the smallest tolerance.
 
 *Depth* is the number of tokens in the context before the measured calls. kv-bench fills the context up to this depth
 without the cost of attention (`cpp/tools/kv-bench/README.md` describes how), and does not measure this time. The plot
@@ -36,7 +36,7 @@ DEPTHS, QUICK_DEPTHS = (512, 2048, 4096, 8192), (512, 2048)
 KINDS = "prompt", "generate"
 BATCH = 64  # tokens of a prompt; llama.cpp's flash attention has other code for fewer than 64
 CALLS = {"-p": BATCH, "-b": 7, "-n": 24}
-F16_TIMES = 4  # times the usual rounds that f16 is compared with an unpatched build, see HOW
+F16_TIMES = 4  # f16 is compared with an unpatched build in F16_TIMES * rounds // 2 rounds of two processes, see HOW
 BEYOND = 1024  # kv-bench needs room beyond the last depth for the calls and a batch of 512 tokens
 _COLOURS = {"f16": plots.GREY, "q8_0": plots.BLUE, "q4_0": plots.ORANGE}
 _TITLES = {"prompt": f"Prompts of {BATCH} tokens", "generate": "Generated tokens"}

@@ -53,7 +53,12 @@ bool ggml_fa_is_converted(const ggml_tensor * dst) {
     const ggml_type type_k = dst->src[1]->type;
     const ggml_type type_v = dst->src[2]->type;
 
-    return type_k != type_v || (type_k != GGML_TYPE_F32 && type_k != GGML_TYPE_F16);
+    if (type_k == type_v) {
+        return type_k != GGML_TYPE_F32 && type_k != GGML_TYPE_F16;
+    }
+
+    // for K in F32, the path that reads one row at a time has the smallest error, except for V in F16, which it sums in F16
+    return type_k != GGML_TYPE_F32 || type_v == GGML_TYPE_F16;
 }
 
 size_t ggml_fa_convert_work_size(const ggml_tensor * dst, int n_tasks) {
@@ -74,7 +79,7 @@ size_t ggml_fa_convert_work_size(const ggml_tensor * dst, int n_tasks) {
 
     const int64_t n_floats = neq1 >= GGML_FA_TILE_Q ? 0 : neq1 == 1 ? std::max(split, few) : few;
 
-    return sizeof(float)*n_tasks*(n_floats + CACHE_LINE_SIZE_F32);
+    return sizeof(float)*(n_tasks*(n_floats + CACHE_LINE_SIZE_F32) + CACHE_LINE_SIZE_F32);
 }
 
 // Division of flash attention among threads, for fewer query rows than a tile, with K and V that are converted to F32

@@ -12,11 +12,12 @@
 extern "C" {
 #endif
 
-// Returns whether K and V are converted: not if both are F16, or both are F32
+// Returns whether the fast paths convert K and V. If both are F16, or both are F32, no conversion is needed. K in F32 with V of
+// another type than F16 has no fast path
 bool ggml_fa_is_converted(const struct ggml_tensor * dst);
 
-// Returns the bytes of the work buffer that the functions below need with n_tasks threads, from a cache line on
-// 0 if K and V are not converted
+// Returns the bytes of the work buffer that the functions below need with n_tasks threads, from a cache line on. Returns 0 if
+// they do not compute dst
 size_t ggml_fa_convert_work_size(const struct ggml_tensor * dst, int n_tasks);
 
 #ifdef __cplusplus
@@ -24,13 +25,13 @@ size_t ggml_fa_convert_work_size(const struct ggml_tensor * dst, int n_tasks);
 
 // Computes a batch with fewer rows of Q per stream than GGML_FA_TILE_Q, for any number of streams
 //
-// All threads call this function. The work buffer begins at a cache line.
+// All threads call this function. The work buffer begins at a cache line
 void ggml_compute_forward_flash_attn_ext_few_rows(const ggml_compute_params * params, ggml_tensor * dst);
 
 // Computes the part of a single row of Q that rows [ic_start, ic_end) of K and V contribute, for all heads of one stream
 //
 // Writes 2 + DV floats per head for a later reduction. For head h, partials + h*partial_stride has: the maximum score, the sum of
-// the weights, the weighted sum of the rows of V. wdata is scratch of this thread with GGML_FA_SPLIT_SCRATCH floats.
+// the weights, the weighted sum of the rows of V. wdata is scratch of this thread with GGML_FA_SPLIT_SCRATCH floats
 void ggml_compute_forward_flash_attn_ext_split_kv(
         ggml_tensor * dst,
         int64_t ic_start, int64_t ic_end,
