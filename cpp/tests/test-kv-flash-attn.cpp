@@ -59,6 +59,7 @@ struct test_shape {
     float logit_softcap = 0.0f;
     bool  has_sinks     = false;
     bool  is_mla        = false; // V is the first part of each row of K
+    bool  is_per_head   = false; // each head has its own mask
 };
 
 static const test_shape shapes[] = {
@@ -74,6 +75,7 @@ static const test_shape shapes[] = {
     { "token, sinks",          64,  64,   8,   4,   1,  641, 1, MASK_CAUSAL, 0.0f, 0.0f, true },
     { "token, short",          64,  64,   4,   4,   1,   77, 1, MASK_CAUSAL },
     { "token, streams",        64,  64,   4,   4,   1,  600, 3, MASK_CAUSAL },
+    { "token, masks",          64,  64,   8,   4,   1,  600, 1, MASK_HOLES,  0.0f, 0.0f, false, false, true },
     { "token, long V",         64, 128,   4,   2,   1,  600, 1, MASK_HOLES  },
     { "few rows, gqa 1",       64,  64,   3,   1,   7,  129, 1, MASK_NONE   },
     { "few rows, gqa 3",       64,  64,   9,   3,   2,  600, 1, MASK_CAUSAL },
@@ -88,6 +90,7 @@ static const test_shape shapes[] = {
     { "few rows, 10 tiles",    64,  64,  20,   2,  32,  650, 1, MASK_CAUSAL },                   // not a chunk for each thread
     { "few rows, 2 chunks",    64,  64,   2,   2,   2,  100, 1, MASK_CAUSAL },                   // fewer units than threads
     { "few rows, empty",       64,  64,   6,   3,   3,  300, 1, MASK_EMPTY  },
+    { "few rows, masks",       64,  64,   8,   4,   3,  300, 1, MASK_HOLES,  0.0f, 0.0f, false, false, true },
     { "few rows, long V",      64, 128,   4,   2,   5,  300, 1, MASK_HOLES  },
     { "prompt, gqa 1",         64,  64,   3,   1,  64,  129, 1, MASK_NONE   },
     { "prompt, gqa 3",         64,  64,   9,   3,  70,  133, 1, MASK_CAUSAL },
@@ -145,7 +148,7 @@ struct test_op {
             : new_tensor(type_v, shape.DV, n_head_kv, shape.n_kv);
 
         if (shape.mask != MASK_NONE) {
-            mask = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F16, shape.n_kv, shape.n_rows, 1, shape.n_stream);
+            mask = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F16, shape.n_kv, shape.n_rows, shape.is_per_head ? shape.n_head : 1, shape.n_stream);
         }
         if (shape.has_sinks) {
             sink = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, shape.n_head);
@@ -191,24 +194,26 @@ struct test_op {
         auto * data = (ggml_fp16_t *) mask->data;
 
         for (int64_t s = 0; s < shape.n_stream; ++s) {
-            std::vector<bool> is_hole(shape.n_kv);
-            for (int64_t j = 0; j < shape.n_kv; ++j) {
-                is_hole[j] = shape.mask == MASK_HOLES && random_normal() < -0.43f;
-            }
-
             std::vector<bool> is_seen(shape.n_kv);
-            for (int64_t i = 0; i < shape.n_rows; ++i) {
-                // the cells after the last position are not used
-                const int64_t pos = shape.n_kv - shape.n_rows - 3 + i;
-
+            for (int64_t h = 0; h < mask->ne[2]; ++h) {
+                std::vector<bool> is_hole(shape.n_kv);
                 for (int64_t j = 0; j < shape.n_kv; ++j) {
-                    const bool is_visible = j <= pos && !is_hole[j] && (shape.mask != MASK_WINDOW || pos - j < 96) &&
-                        (shape.mask != MASK_EMPTY || i > 0);
-                    const float bias = shape.max_bias > 0.0f ? (float) (j - pos) : 0.0f;
+                    is_hole[j] = shape.mask == MASK_HOLES && random_normal() < -0.43f;
+                }
 
-                    *data++ = ggml_fp32_to_fp16(is_visible ? bias : -INFINITY);
+                for (int64_t i = 0; i < shape.n_rows; ++i) {
+                    // the cells after the last position are not used
+                    const int64_t pos = shape.n_kv - shape.n_rows - 3 + i;
 
-                    is_seen[j] = is_seen[j] || is_visible;
+                    for (int64_t j = 0; j < shape.n_kv; ++j) {
+                        const bool is_visible = j <= pos && !is_hole[j] && (shape.mask != MASK_WINDOW || pos - j < 96) &&
+                            (shape.mask != MASK_EMPTY || i > 0);
+                        const float bias = shape.max_bias > 0.0f ? (float) (j - pos) : 0.0f;
+
+                        *data++ = ggml_fp32_to_fp16(is_visible ? bias : -INFINITY);
+
+                        is_seen[j] = is_seen[j] || is_visible;
+                    }
                 }
             }
 
@@ -272,7 +277,7 @@ struct test_op {
                 for (int64_t h = 0; h < shape.n_head; ++h) {
                     const auto q_row = get_row(q, i, h, s);
 
-                    const auto * m = mask ? (const ggml_fp16_t *) ((const char *) mask->data + i*mask->nb[1] + s*mask->nb[3]) : nullptr;
+                    const auto * m = mask ? (const ggml_fp16_t *) ((const char *) mask->data + i*mask->nb[1] + h%mask->ne[2]*mask->nb[2] + s*mask->nb[3]) : nullptr;
                     const auto * k0 = k_rows.data() + h/shape.n_gqa*shape.n_kv;
                     const auto * v0 = v_rows.data() + h/shape.n_gqa*shape.n_kv;
 
