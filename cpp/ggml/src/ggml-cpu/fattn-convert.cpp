@@ -13,13 +13,98 @@
 #include <cstring>
 #include <numeric>
 
-// Turns the scores of a tile into weights, and adapts the sum and the output of the previous tiles to the new maximum
-static void ggml_flash_attn_ext_soft_max_tile(float * kq, int n_kv, float * VKQ, int64_t DV, float & M, float & S) {
+// The operation: its tensors and parameters
+struct ggml_fa_op {
+    const ggml_tensor * q;
+    const ggml_tensor * k;
+    const ggml_tensor * v;
+    const ggml_tensor * mask;
+    const ggml_tensor * sinks;
+
+    int64_t DK;
+    int64_t DV;
+    int64_t n_head;
+
+    float scale;
+    float max_bias;
+    float logit_softcap;
+
+    uint32_t n_head_log2;
+
+    float m0;
+    float m1;
+
+    ggml_to_float_t k_to_float;
+    ggml_to_float_t v_to_float;
+
+    ggml_fa_op(const ggml_tensor * dst) {
+        q     = dst->src[0];
+        k     = dst->src[1];
+        v     = dst->src[2];
+        mask  = dst->src[3];
+        sinks = dst->src[4];
+
+        DK     = k->ne[0];
+        DV     = v->ne[0];
+        n_head = q->ne[2];
+
+        scale         = ggml_get_op_params_f32(dst, 0);
+        max_bias      = ggml_get_op_params_f32(dst, 1);
+        logit_softcap = ggml_get_op_params_f32(dst, 2);
+
+        if (logit_softcap != 0) {
+            scale /= logit_softcap;
+        }
+
+        n_head_log2 = 1u << (uint32_t) floor(log2(n_head));
+
+        m0 = powf(2.0f, -(max_bias       ) / n_head_log2);
+        m1 = powf(2.0f, -(max_bias / 2.0f) / n_head_log2);
+
+        k_to_float = ggml_cpu_get_to_float(k->type);
+        v_to_float = ggml_cpu_get_to_float(v->type);
+
+        GGML_ASSERT(k_to_float && "fattn: unsupported K-type");
+        GGML_ASSERT(v_to_float && "fattn: unsupported V-type");
+    }
+
+    // the ALiBi slope of a head
+    float slope(uint32_t h) const {
+        return (max_bias > 0.0f) ? h < n_head_log2 ? powf(m0, h + 1) : powf(m1, 2*(h - n_head_log2) + 1) : 1.0f;
+    }
+
+    // scale products of Q and K, and apply the soft cap
+    void scale_scores(int n_kv, float * kq) const {
+        ggml_vec_scale_f32(n_kv, kq, scale);
+
+        if (logit_softcap != 0.0f) {
+            ggml_vec_tanh_f32(n_kv, kq, kq);
+            ggml_vec_scale_f32(n_kv, kq, logit_softcap);
+        }
+    }
+
+    // VKQ += KQ * V for n queries and the first n_kv of kv_tile_size rows of V. V32 has room for kv_tile_size rows
+    void add_v(float * VKQ, const float * KQ, float * V32, const char * v_head, const int64_t * rows, int n, int n_kv, int kv_tile_size) const {
+        for (int tk = 0; tk < n_kv; ++tk) {
+            v_to_float(v_head + rows[tk]*v->nb[1], V32 + tk * DV, DV);
+        }
+        memset(V32 + n_kv * DV, 0, (kv_tile_size - n_kv) * DV * sizeof(float));
+        simd_gemm(VKQ, KQ, V32, n, kv_tile_size, DV);
+    }
+};
+
+// Turns the first n_kv of kv_tile_size scores of a tile into weights, sets the other weights to 0, and adapts the sum and the output
+// of the previous tiles to the new maximum
+static void ggml_flash_attn_ext_soft_max_tile(float * kq, int n_kv, int kv_tile_size, float * VKQ, int64_t DV, float & M, float & S) {
+    for (int tk = n_kv; tk < kv_tile_size; ++tk) {
+        kq[tk] = -INFINITY;
+    }
+
     float tile_max;
-    ggml_vec_max_f32(n_kv, &tile_max, kq);
+    ggml_vec_max_f32(kv_tile_size, &tile_max, kq);
 
     if (tile_max == -INFINITY) {
-        memset(kq, 0, n_kv * sizeof(float));
+        memset(kq, 0, kv_tile_size * sizeof(float));
         return;
     }
 
@@ -30,23 +115,43 @@ static void ggml_flash_attn_ext_soft_max_tile(float * kq, int n_kv, float * VKQ,
         M  = tile_max;
     }
 
-    S += ggml_vec_soft_max_f32(n_kv, kq, kq, M);
+    S += ggml_vec_soft_max_f32(kv_tile_size, kq, kq, M);
 }
 
-// Adds the sink of a head to the sum, and adapts the output to the new maximum
-static void ggml_flash_attn_ext_add_sink(float s, float * VKQ, int64_t DV, float & M, float & S) {
-    float ms = 1.0f;
-    float vs = 1.0f;
+// Writes M, S and VKQ of a query to partial. If there is a sink, adds it to the sum, and adapts the output to the new maximum
+static void ggml_flash_attn_ext_write_partial(float * partial, const float * sink, float * VKQ, int64_t DV, float M, float S) {
+    if (sink) {
+        const float s = *sink;
 
-    if (s > M) {
-        ms = expf(M - s);
-        M  = s;
-        ggml_vec_scale_f32(DV, VKQ, ms);
-    } else {
-        vs = expf(s - M);
+        float ms = 1.0f;
+        float vs = 1.0f;
+
+        if (s > M) {
+            ms = expf(M - s);
+            M  = s;
+            ggml_vec_scale_f32(DV, VKQ, ms);
+        } else {
+            vs = expf(s - M);
+        }
+
+        S = S*ms + vs;
     }
 
-    S = S*ms + vs;
+    partial[0] = M;
+    partial[1] = S;
+    memcpy(partial + 2, VKQ, DV * sizeof(float));
+}
+
+void ggml_fa_pack_k(float * K_rows, int n_rows, float * K_f32, int64_t DK) {
+    static constexpr int K_PACK_SZ  = ggml_fa_tile_config::K_PACK;
+    static constexpr int KV_TILE_SZ = ggml_fa_tile_config::KV;
+
+    memset(K_rows + n_rows * DK, 0, (K_PACK_SZ - n_rows) * DK * sizeof(float));
+    for (int64_t dk = 0; dk < DK; ++dk) {
+        for (int tp = 0; tp < K_PACK_SZ; ++tp) {
+            K_f32[dk * KV_TILE_SZ + tp] = K_rows[tp * DK + dk];
+        }
+    }
 }
 
 bool ggml_fa_is_converted(const ggml_tensor * dst) {
@@ -90,6 +195,7 @@ size_t ggml_fa_convert_work_size(const ggml_tensor * dst, int n_tasks) {
 struct ggml_fa_few_rows_tiles {
     int64_t n_head_group; // heads that share a K head and a V head
     int64_t n_query;      // queries of a group in one stream
+    int64_t n_group;      // groups of heads
     int64_t n_tile_group; // tiles of a group in one stream
     int64_t n_tile;       // all tiles
     int64_t n_chunk;      // chunks of the KV range
@@ -106,8 +212,9 @@ struct ggml_fa_few_rows_tiles {
 
         n_head_group = std::gcd(q->ne[2]/k->ne[2], q->ne[2]/v->ne[2]);
         n_query      = q->ne[1]*n_head_group;
+        n_group      = q->ne[2]/n_head_group;
         n_tile_group = (n_query + Q_TILE_SZ - 1)/Q_TILE_SZ;
-        n_tile       = n_tile_group*(q->ne[2]/n_head_group)*q->ne[3];
+        n_tile       = n_tile_group*n_group*q->ne[3];
 
         // with many tiles, each thread takes the next one. with few tiles, each thread has about as many units as the others
         const int64_t n_many = GGML_FA_MAX_UNITS/2*nth;
@@ -123,61 +230,52 @@ struct ggml_fa_few_rows_tiles {
         chunk_size = GGML_PAD((std::max(k->ne[1], (int64_t) 1) + n_want - 1)/n_want, KV_TILE_SZ);
         n_chunk    = std::max((k->ne[1] + chunk_size - 1)/chunk_size, (int64_t) 1);
     }
+
+    // first head, stream, first query and number of queries of a tile. Query iq belongs to head h(iq) and row of Q i1(iq)
+    struct tile {
+        int64_t h0;
+        int64_t i3;
+        int64_t iq0;
+        int     nq;
+        int64_t n_head_group;
+
+        int64_t h (int iq) const { return h0 + (iq0 + iq)%n_head_group; }
+        int64_t i1(int iq) const { return (iq0 + iq)/n_head_group; }
+    };
+
+    tile get(int64_t i_tile) const {
+        const int64_t i_group = i_tile/n_tile_group % n_group;
+        const int64_t iq0     = i_tile%n_tile_group * Q_TILE_SZ;
+
+        return { i_group*n_head_group, i_tile/n_tile_group / n_group, iq0, (int) std::min((int64_t) GGML_FA_TILE_Q, n_query - iq0), n_head_group };
+    }
 };
 
 // Computes one unit: writes M, S and VKQ of each query of a tile to partials, for one chunk of the KV range
 static void ggml_flash_attn_ext_few_rows_unit(
-        ggml_tensor * dst,
+        const ggml_fa_op & op,
         const ggml_fa_few_rows_tiles & tiles,
         int64_t i_tile, int64_t i_chunk,
         float * partials,
         float * wdata) {
-    const ggml_tensor * q     = dst->src[0];
-    const ggml_tensor * k     = dst->src[1];
-    const ggml_tensor * v     = dst->src[2];
-    const ggml_tensor * mask  = dst->src[3];
-    const ggml_tensor * sinks = dst->src[4];
-
-    const int64_t DK     = k->ne[0];
-    const int64_t DV     = v->ne[0];
-    const int64_t n_head = q->ne[2];
-
-    float scale         = 1.0f;
-    float max_bias      = 0.0f;
-    float logit_softcap = 0.0f;
-
-    memcpy(&scale,         (float *) dst->op_params + 0, sizeof(float));
-    memcpy(&max_bias,      (float *) dst->op_params + 1, sizeof(float));
-    memcpy(&logit_softcap, (float *) dst->op_params + 2, sizeof(float));
-
-    if (logit_softcap != 0) {
-        scale /= logit_softcap;
-    }
-
-    const uint32_t n_head_log2 = 1u << (uint32_t) floor(log2(n_head));
-
-    const float m0 = powf(2.0f, -(max_bias       ) / n_head_log2);
-    const float m1 = powf(2.0f, -(max_bias / 2.0f) / n_head_log2);
-
-    ggml_to_float_t const k_to_float = ggml_cpu_get_to_float(k->type);
-    ggml_to_float_t const v_to_float = ggml_cpu_get_to_float(v->type);
-
-    GGML_ASSERT(k_to_float && "fattn: unsupported K-type");
-    GGML_ASSERT(v_to_float && "fattn: unsupported V-type");
-
     static constexpr int Q_TILE_SZ = ggml_fa_tile_config::Q;
     static constexpr int K_PACK_SZ = ggml_fa_tile_config::K_PACK;
 
-    // heads, stream and first query of the tile
-    const int64_t n_group = n_head/tiles.n_head_group;
-    const int64_t i_group = i_tile/tiles.n_tile_group % n_group;
-    const int64_t i3      = i_tile/tiles.n_tile_group / n_group;
-    const int64_t iq0     = i_tile%tiles.n_tile_group * Q_TILE_SZ;
-    const int64_t h0      = i_group*tiles.n_head_group;
-    const int     nq      = (int) std::min((int64_t) Q_TILE_SZ, tiles.n_query - iq0);
+    const ggml_tensor * q    = op.q;
+    const ggml_tensor * k    = op.k;
+    const ggml_tensor * v    = op.v;
+    const ggml_tensor * mask = op.mask;
 
-    const char * k_head = (const char *) k->data + h0/(n_head/k->ne[2])*k->nb[2] + i3/(q->ne[3]/k->ne[3])*k->nb[3];
-    const char * v_head = (const char *) v->data + h0/(n_head/v->ne[2])*v->nb[2] + i3/(q->ne[3]/v->ne[3])*v->nb[3];
+    const int64_t DK = op.DK;
+    const int64_t DV = op.DV;
+
+    const auto    tile = tiles.get(i_tile);
+    const int64_t h0   = tile.h0;
+    const int64_t i3   = tile.i3;
+    const int     nq   = tile.nq;
+
+    const char * k_head = (const char *) k->data + h0/(op.n_head/k->ne[2])*k->nb[2] + i3/(q->ne[3]/k->ne[3])*k->nb[3];
+    const char * v_head = (const char *) v->data + h0/(op.n_head/v->ne[2])*v->nb[2] + i3/(q->ne[3]/v->ne[3])*v->nb[3];
 
     // a product of matrices needs a transposed tile of K, which is faster for several queries
     const bool use_gemm   = nq >= 8;
@@ -202,15 +300,15 @@ static void ggml_flash_attn_ext_few_rows_unit(
     const ggml_fp16_t * masks[Q_TILE_SZ] = {};
 
     for (int iq = 0; iq < nq; ++iq) {
-        const int64_t  i1 = (iq0 + iq)/tiles.n_head_group;
-        const uint32_t h  = h0 + (iq0 + iq)%tiles.n_head_group; // head index
+        const int64_t  i1 = tile.i1(iq);
+        const uint32_t h  = tile.h(iq); // head index
 
         memcpy(Q32 + iq * DK, (const char *) q->data + i1*q->nb[1] + h*q->nb[2] + i3*q->nb[3], DK * sizeof(float));
 
         S[iq] = 0.0f;
         M[iq] = -INFINITY;
 
-        slopes[iq] = (max_bias > 0.0f) ? h < n_head_log2 ? powf(m0, h + 1) : powf(m1, 2*(h - n_head_log2) + 1) : 1.0f;
+        slopes[iq] = op.slope(h);
         if (mask) {
             masks[iq] = (const ggml_fp16_t *)((const char *) mask->data + i1*mask->nb[1] + (h%mask->ne[2])*mask->nb[2] + (i3%mask->ne[3])*mask->nb[3]);
         }
@@ -247,20 +345,15 @@ static void ggml_flash_attn_ext_few_rows_unit(
             for (int tk = 0; tk < KV_TILE_SZ; tk += K_PACK_SZ) {
                 const int n_rows = MAX(0, MIN(K_PACK_SZ, kv_tile - tk));
                 for (int tp = 0; tp < n_rows; ++tp) {
-                    k_to_float(k_head + rows[tk + tp]*k->nb[1], K_rows + tp * DK, DK);
+                    op.k_to_float(k_head + rows[tk + tp]*k->nb[1], K_rows + tp * DK, DK);
                 }
-                memset(K_rows + n_rows * DK, 0, (K_PACK_SZ - n_rows) * DK * sizeof(float));
-                for (int64_t dk = 0; dk < DK; ++dk) {
-                    for (int tp = 0; tp < K_PACK_SZ; ++tp) {
-                        KV32[dk * KV_TILE_SZ + tk + tp] = K_rows[tp * DK + dk];
-                    }
-                }
+                ggml_fa_pack_k(K_rows, n_rows, KV32 + tk, DK);
             }
             memset(KQ, 0, nq * KV_TILE_SZ * sizeof(float));
             simd_gemm(KQ, Q32, KV32, nq, DK, KV_TILE_SZ);
         } else {
             for (int tk = 0; tk < kv_tile; ++tk) {
-                k_to_float(k_head + rows[tk]*k->nb[1], KV32 + tk * DK, DK);
+                op.k_to_float(k_head + rows[tk]*k->nb[1], KV32 + tk * DK, DK);
             }
             for (int iq = 0; iq < nq; ++iq) {
                 for (int tk = 0; tk < kv_tile; ++tk) {
@@ -274,12 +367,7 @@ static void ggml_flash_attn_ext_few_rows_unit(
         for (int iq = 0; iq < nq; ++iq) {
             float * kq_row = KQ + iq * KV_TILE_SZ;
 
-            ggml_vec_scale_f32(kv_tile, kq_row, scale);
-
-            if (logit_softcap != 0.0f) {
-                ggml_vec_tanh_f32(kv_tile, kq_row, kq_row);
-                ggml_vec_scale_f32(kv_tile, kq_row, logit_softcap);
-            }
+            op.scale_scores(kv_tile, kq_row);
 
             if (mask) {
                 if (iq > 0 && masks[iq] == masks[iq - 1]) {
@@ -294,33 +382,18 @@ static void ggml_flash_attn_ext_few_rows_unit(
                 ggml_vec_mad_f32(kv_tile, kq_row, mask32, slopes[iq]);
             }
 
-            for (int tk = kv_tile; tk < KV_TILE_SZ; ++tk) {
-                kq_row[tk] = -INFINITY;
-            }
-
-            ggml_flash_attn_ext_soft_max_tile(kq_row, KV_TILE_SZ, VKQ32 + iq * DV, DV, M[iq], S[iq]);
+            ggml_flash_attn_ext_soft_max_tile(kq_row, kv_tile, KV_TILE_SZ, VKQ32 + iq * DV, DV, M[iq], S[iq]);
         }
 
         // V accumulation: VKQ32 += softmax(KQ) * V
-        for (int tk = 0; tk < kv_tile; ++tk) {
-            v_to_float(v_head + rows[tk]*v->nb[1], KV32 + tk * DV, DV);
-        }
-        memset(KV32 + kv_tile * DV, 0, (KV_TILE_SZ - kv_tile) * DV * sizeof(float));
-        simd_gemm(VKQ32, KQ, KV32, nq, KV_TILE_SZ, DV);
+        op.add_v(VKQ32, KQ, KV32, v_head, rows, nq, kv_tile, KV_TILE_SZ);
     }
 
     for (int iq = 0; iq < nq; ++iq) {
         // sinks - apply only on the first kv-chunk
-        if (sinks && i_chunk == 0) {
-            const float s = ((const float *) sinks->data)[h0 + (iq0 + iq)%tiles.n_head_group];
+        const float * sink = op.sinks && i_chunk == 0 ? (const float *) op.sinks->data + tile.h(iq) : nullptr;
 
-            ggml_flash_attn_ext_add_sink(s, VKQ32 + iq * DV, DV, M[iq], S[iq]);
-        }
-
-        float * partial = partials + iq * (2 + DV);
-        partial[0] = M[iq];
-        partial[1] = S[iq];
-        memcpy(partial + 2, VKQ32 + iq * DV, DV * sizeof(float));
+        ggml_flash_attn_ext_write_partial(partials + iq * (2 + DV), sink, VKQ32 + iq * DV, DV, M[iq], S[iq]);
     }
 }
 
@@ -332,17 +405,11 @@ static void ggml_flash_attn_ext_reduce_few_rows(
         int64_t i_tile,
         const float * partials, int64_t chunk_stride,
         float * VKQ) {
-    static constexpr int Q_TILE_SZ = ggml_fa_tile_config::Q;
+    const int64_t DV   = dst->ne[0];
+    const auto    tile = tiles.get(i_tile);
 
-    const int64_t DV      = dst->ne[0];
-    const int64_t n_head  = dst->ne[1];
-    const int64_t n_group = n_head/tiles.n_head_group;
-    const int64_t i_group = i_tile/tiles.n_tile_group % n_group;
-    const int64_t i3      = i_tile/tiles.n_tile_group / n_group;
-    const int64_t iq0     = i_tile%tiles.n_tile_group * Q_TILE_SZ;
-
-    for (int64_t iq = iq0; iq < std::min(iq0 + Q_TILE_SZ, tiles.n_query); ++iq) {
-        const float * partial = partials + (iq - iq0)*(2 + DV);
+    for (int iq = 0; iq < tile.nq; ++iq) {
+        const float * partial = partials + iq*(2 + DV);
 
         float M = -INFINITY;
         for (int64_t i = 0; i < tiles.n_chunk; ++i) {
@@ -366,11 +433,8 @@ static void ggml_flash_attn_ext_reduce_few_rows(
             ggml_vec_scale_f32(DV, VKQ, 1.0f/S);
         }
 
-        const int64_t i1 = iq/tiles.n_head_group;
-        const int64_t h  = i_group*tiles.n_head_group + iq%tiles.n_head_group;
-
         // permute(0, 2, 1, 3)
-        memcpy((char *) dst->data + h*dst->nb[1] + i1*dst->nb[2] + i3*dst->nb[3], VKQ, DV * sizeof(float));
+        memcpy((char *) dst->data + tile.h(iq)*dst->nb[1] + tile.i1(iq)*dst->nb[2] + tile.i3*dst->nb[3], VKQ, DV * sizeof(float));
     }
 }
 
@@ -378,8 +442,10 @@ void ggml_compute_forward_flash_attn_ext_few_rows(const ggml_compute_params * pa
     const int ith = params->ith;
     const int nth = params->nth;
 
-    const int64_t DK = dst->src[1]->ne[0];
-    const int64_t DV = dst->src[2]->ne[0];
+    const ggml_fa_op op(dst);
+
+    const int64_t DK = op.DK;
+    const int64_t DV = op.DV;
 
     const ggml_fa_few_rows_tiles tiles(dst, nth);
 
@@ -397,7 +463,7 @@ void ggml_compute_forward_flash_attn_ext_few_rows(const ggml_compute_params * pa
 
         float * unit = partials + (tiles.n_chunk == 1 ? ith : i)*tile_stride;
 
-        ggml_flash_attn_ext_few_rows_unit(dst, tiles, i_tile, i/tiles.n_tile, unit, wdata);
+        ggml_flash_attn_ext_few_rows_unit(op, tiles, i_tile, i/tiles.n_tile, unit, wdata);
         if (tiles.n_chunk == 1) {
             ggml_flash_attn_ext_reduce_few_rows(dst, tiles, i_tile, unit, 0, wdata);
         }
@@ -435,41 +501,19 @@ void ggml_compute_forward_flash_attn_ext_split_kv(
         int64_t ic_start, int64_t ic_end,
         float * partials, int64_t partial_stride,
         float * wdata) {
-    const ggml_tensor * q     = dst->src[0];
-    const ggml_tensor * k     = dst->src[1];
-    const ggml_tensor * v     = dst->src[2];
-    const ggml_tensor * mask  = dst->src[3];
-    const ggml_tensor * sinks = dst->src[4];
+    const ggml_fa_op op(dst);
 
-    const int64_t DK     = k->ne[0];
-    const int64_t DV     = v->ne[0];
-    const int64_t n_head = q->ne[2];
+    const ggml_tensor * q    = op.q;
+    const ggml_tensor * k    = op.k;
+    const ggml_tensor * v    = op.v;
+    const ggml_tensor * mask = op.mask;
+
+    const int64_t DK     = op.DK;
+    const int64_t DV     = op.DV;
+    const int64_t n_head = op.n_head;
 
     const int64_t rk2 = n_head/k->ne[2];
     const int64_t rv2 = n_head/v->ne[2];
-
-    float scale         = 1.0f;
-    float max_bias      = 0.0f;
-    float logit_softcap = 0.0f;
-
-    memcpy(&scale,         (float *) dst->op_params + 0, sizeof(float));
-    memcpy(&max_bias,      (float *) dst->op_params + 1, sizeof(float));
-    memcpy(&logit_softcap, (float *) dst->op_params + 2, sizeof(float));
-
-    if (logit_softcap != 0) {
-        scale /= logit_softcap;
-    }
-
-    const uint32_t n_head_log2 = 1u << (uint32_t) floor(log2(n_head));
-
-    const float m0 = powf(2.0f, -(max_bias       ) / n_head_log2);
-    const float m1 = powf(2.0f, -(max_bias / 2.0f) / n_head_log2);
-
-    ggml_to_float_t const k_to_float = ggml_cpu_get_to_float(k->type);
-    ggml_to_float_t const v_to_float = ggml_cpu_get_to_float(v->type);
-
-    GGML_ASSERT(k_to_float && "fattn: unsupported K-type");
-    GGML_ASSERT(v_to_float && "fattn: unsupported V-type");
 
     static constexpr int H_TILE_SZ  = ggml_fa_tile_config::Q;
     static constexpr int KV_TILE_SZ = ggml_fa_tile_config::KV/2; // the converted rows stay in the L1 cache
@@ -521,12 +565,12 @@ void ggml_compute_forward_flash_attn_ext_split_kv(
             }
 
             for (int tk = 0; tk < kv_tile; ++tk) {
-                k_to_float((const char *) k->data + rows[tk]*k->nb[1] + ik2*k->nb[2], KV32 + tk * DK, DK);
+                op.k_to_float((const char *) k->data + rows[tk]*k->nb[1] + ik2*k->nb[2], KV32 + tk * DK, DK);
             }
 
             for (int ih = 0; ih < nh; ++ih) {
                 const uint32_t h = h0 + ih; // head index
-                const float slope = (max_bias > 0.0f) ? h < n_head_log2 ? powf(m0, h + 1) : powf(m1, 2*(h - n_head_log2) + 1) : 1.0f;
+                const float slope = op.slope(h);
 
                 const float * pq     = (const float *)((const char *) q->data + h*q->nb[2]);
                 float       * kq_row = KQ + ih * KV_TILE_SZ;
@@ -535,12 +579,7 @@ void ggml_compute_forward_flash_attn_ext_split_kv(
                     ggml_vec_dot_f32(DK, kq_row + tk, 0, KV32 + tk * DK, 0, pq, 0, 1);
                 }
 
-                ggml_vec_scale_f32(kv_tile, kq_row, scale);
-
-                if (logit_softcap != 0.0f) {
-                    ggml_vec_tanh_f32(kv_tile, kq_row, kq_row);
-                    ggml_vec_scale_f32(kv_tile, kq_row, logit_softcap);
-                }
+                op.scale_scores(kv_tile, kq_row);
 
                 if (mask) {
                     const ggml_fp16_t * mp = (const ggml_fp16_t *)((const char *) mask->data + (h%mask->ne[2])*mask->nb[2]);
@@ -549,33 +588,18 @@ void ggml_compute_forward_flash_attn_ext_split_kv(
                     }
                 }
 
-                for (int tk = kv_tile; tk < KV_TILE_SZ; ++tk) {
-                    kq_row[tk] = -INFINITY;
-                }
-
-                ggml_flash_attn_ext_soft_max_tile(kq_row, KV_TILE_SZ, VKQ32 + ih * DV, DV, M[ih], S[ih]);
+                ggml_flash_attn_ext_soft_max_tile(kq_row, kv_tile, KV_TILE_SZ, VKQ32 + ih * DV, DV, M[ih], S[ih]);
             }
 
             // V accumulation: VKQ32 += softmax(KQ) * V
-            for (int tk = 0; tk < kv_tile; ++tk) {
-                v_to_float((const char *) v->data + rows[tk]*v->nb[1] + iv2*v->nb[2], KV32 + tk * DV, DV);
-            }
-            memset(KV32 + kv_tile * DV, 0, (KV_TILE_SZ - kv_tile) * DV * sizeof(float));
-            simd_gemm(VKQ32, KQ, KV32, nh, KV_TILE_SZ, DV);
+            op.add_v(VKQ32, KQ, KV32, (const char *) v->data + iv2*v->nb[2], rows, nh, kv_tile, KV_TILE_SZ);
         }
 
         for (int ih = 0; ih < nh; ++ih) {
             // sinks - apply only on the first kv-chunk
-            if (sinks && ic_start == 0) {
-                const float s = ((const float *) sinks->data)[h0 + ih];
+            const float * sink = op.sinks && ic_start == 0 ? (const float *) op.sinks->data + h0 + ih : nullptr;
 
-                ggml_flash_attn_ext_add_sink(s, VKQ32 + ih * DV, DV, M[ih], S[ih]);
-            }
-
-            float * partial = partials + (h0 + ih) * partial_stride;
-            partial[0] = M[ih];
-            partial[1] = S[ih];
-            memcpy(partial + 2, VKQ32 + ih * DV, DV * sizeof(float));
+            ggml_flash_attn_ext_write_partial(partials + (h0 + ih) * partial_stride, sink, VKQ32 + ih * DV, DV, M[ih], S[ih]);
         }
 
         h0 += nh;

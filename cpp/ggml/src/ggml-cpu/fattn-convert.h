@@ -23,6 +23,11 @@ size_t ggml_fa_convert_work_size(const struct ggml_tensor * dst, int n_tasks);
 #ifdef __cplusplus
 }
 
+// Transposes n_rows of at most GGML_FA_TILE_K_PACK rows of K in F32 into columns of a tile: K_f32[dk*GGML_FA_TILE_KV + row]
+//
+// Sets the rest of K_rows and of the GGML_FA_TILE_K_PACK columns to zero. K_f32 is the first of these columns
+void ggml_fa_pack_k(float * K_rows, int n_rows, float * K_f32, int64_t DK);
+
 // Computes a batch with fewer rows of Q per stream than GGML_FA_TILE_Q, for any number of streams
 //
 // All threads call this function. The work buffer begins at a cache line
