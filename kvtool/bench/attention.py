@@ -136,8 +136,8 @@ def measure_types(
     def comparison(name: str, base: str) -> Comparison:
         more = ("--base-type", F16) if base == F16 else ()
         args = "-t", str(cores()), "-ctk", name, "-ctv", name, *calls, *more
-        other, times = (unpatched, F16_TIMES if name == F16 else 1) if base == UNPATCHED else (None, 1)
-        return Comparison(f"{name} against {base}", STATIC, args, other, times)
+        other = unpatched if base == UNPATCHED else None
+        return Comparison(f"{name} against {base}", STATIC, args, other, F16_TIMES if name == F16 else 1)
 
     found = bench.compare(n_ctx, depths, rounds, [comparison(*turn) for turn in turns])
     return tuple(speed for turn, pairs in zip(turns, found, strict=True) for speed in _speeds(*turn, pairs))

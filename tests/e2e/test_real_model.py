@@ -16,7 +16,7 @@ import pytest
 from kvtool.verify.projector import image_url
 from kvtool.verify.server import LlamaServer
 from tests.e2e.conftest import Real, kvtool
-from tests.e2e.servers import serving
+from tests.e2e.servers import completion, serving
 
 ARGS = ("-c", "4096", "-np", "2", "--cache-ram", "0", "-t", "1", "--no-warmup")
 TEXT = (
@@ -92,13 +92,8 @@ def answers(server: LlamaServer, http: Any) -> dict[str, Any]:
     with pytest.raises(openai.APIStatusError) as refused:
         client.chat([{"type": "text", "text": "What is this?"}, image_url(1)])  # type: ignore[arg-type]
     found["image"] = (refused.value.status_code, str(refused.value))
-    found["capital"] = next_token(server, "The capital of France is")
+    found["capital"] = completion(server, "The capital of France is", 1)["content"]
     return found
-
-
-def next_token(server: LlamaServer, prompt: str) -> str:
-    """Return the most probable token after a prompt."""
-    return str(server.post("/completion", {"prompt": prompt, "n_predict": 1, "temperature": 0})["content"])
 
 
 def tool_use(server: LlamaServer, http: Any) -> list[Any]:
@@ -117,7 +112,7 @@ def tool_use(server: LlamaServer, http: Any) -> list[Any]:
     for result in ("Rainy, 11 degrees", "Sunny, 24 degrees"):
         client.messages = [*asked, {"role": "tool", "tool_call_id": "1", "content": result}]
         prompt = server.post("/apply-template", {"messages": client.messages})["prompt"]
-        digits.append(next_token(server, prompt + "The weather in Paris: "))
+        digits.append(completion(server, prompt + "The weather in Paris: ", 1)["content"])
     second = client.chat("Answer in one sentence.", tools=[WEATHER]).choices[0].message
     return [first.content, first.tool_calls, second.content, digits]
 
